@@ -20,6 +20,13 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "target/wheel-data"
 HEADERS = ROOT / "crates/wholemem/kernels/include/wholemem"
 
+# The files with the completions for each shell, in the folder `share` of an environment.
+COMPLETIONS = {
+    "bash": "bash-completion/completions/wholemem",
+    "zsh": "zsh/site-functions/_wholemem",
+    "fish": "fish/vendor_completions.d/wholemem.fish",
+}
+
 Settings = Optional[Mapping[str, Any]]
 
 
@@ -34,7 +41,7 @@ def prepare() -> None:
 
 
 def stage() -> None:
-    """Builds the program `wholemem`, and copies the program and the headers to the folder from which maturin adds files to the
+    """Builds the program `wholemem`, and copies the program, its manual pages and completions, and the headers to the folder from which maturin adds files to the
     wheel."""
     prepare()
     build = ["cargo", "build", "--locked", "--profile", "dist", "--package", "wholemem-cli"]
@@ -47,6 +54,12 @@ def stage() -> None:
     shutil.rmtree(DATA)
     (DATA / "scripts").mkdir(parents=True)
     shutil.copy2(program, DATA / "scripts/wholemem")
+    share = DATA / "data/share"
+    subprocess.run([program, "man", "--dir", share / "man/man1"], check=True)
+    for shell, name in COMPLETIONS.items():
+        path = share / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(subprocess.run([program, "completions", shell], check=True, stdout=subprocess.PIPE).stdout)
     shutil.copytree(HEADERS, DATA / "platlib/wholemem/include/wholemem")
 
 

@@ -1,4 +1,5 @@
-//! Builds and tests the Debian package of the program, which depends on glibc only.
+//! Builds and tests the Debian package of the program, which depends on glibc only: the program, its manual pages and
+//! completions, and systemd units.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,11 +11,14 @@ use anyhow::{Context, Result, ensure};
 use crate::dist::{self, Arch, GLIBC};
 use crate::empty::Empty;
 use crate::toolchain::Skip;
-use crate::{command, wheel};
+use crate::{command, manual_files, wheel};
 
 /// The paths of the program and of its licences in the Debian package.
 const PROGRAM: &str = "usr/bin/wholemem";
 const DOC: &str = "usr/share/doc/wholemem";
+
+/// The folder of the systemd units of users in the Debian package.
+const UNITS: &str = "usr/lib/systemd/user";
 
 /// Builds the Debian package and returns its path.
 pub(crate) fn build(arch: Arch, out: &Path) -> Result<PathBuf> {
@@ -31,6 +35,10 @@ pub(crate) fn build(arch: Arch, out: &Path) -> Result<PathBuf> {
     place(Path::new("LICENSE-APACHE"), &root.join(DOC).join("LICENSE-APACHE"), 0o644)?;
     place(Path::new("LICENSE-MIT"), &root.join(DOC).join("LICENSE-MIT"), 0o644)?;
     place(Path::new("packaging/copyright"), &root.join(DOC).join("copyright"), 0o644)?;
+    for unit in ["wholemem.service", "wholemem.socket"] {
+        place(&Path::new("packaging/systemd").join(unit), &root.join(UNITS).join(unit), 0o644)?;
+    }
+    manual_files::write(&root.join("usr/share"), "vendor-completions")?;
     fs::create_dir_all(root.join("DEBIAN"))?;
     fs::write(root.join("DEBIAN/control"), control(&version, arch, size.div_ceil(1024)))?;
     fs::create_dir_all(out)?;
@@ -74,6 +82,16 @@ pub(crate) fn check(package: &Path) -> Result<()> {
     print!("{info}{contents}");
     for name in ["LICENSE-APACHE", "LICENSE-MIT", "copyright"] {
         ensure!(contents.contains(&format!("./{DOC}/{name}\n")), "the package does not contain {name}");
+    }
+    let share = [
+        "man/man1/wholemem-ls.1",
+        "bash-completion/completions/wholemem",
+        "zsh/vendor-completions/_wholemem",
+    ];
+    for name in
+        share.map(|name| format!("usr/share/{name}")).into_iter().chain([format!("{UNITS}/wholemem.socket")])
+    {
+        ensure!(contents.contains(&format!("./{name}\n")), "the package does not contain {name}");
     }
     ensure!(
         contents.lines().all(|line| line.contains(" root/root ")),

@@ -41,6 +41,7 @@ mod headers;
 mod kernels;
 mod leaked_resources;
 mod licences;
+mod manual_files;
 mod metadata;
 mod miri;
 mod module_graph;

@@ -1,4 +1,5 @@
-//! Copies the files that a wheel contains in addition to the library: the program and the headers for kernels.
+//! Copies the files that a wheel contains in addition to the library: the program with its manual
+//! pages and completions, and the headers for kernels.
 //!
 //! maturin reads them from the folder `data` of `pyproject.toml`, which must exist. `packaging/build_backend.py` fills it for
 //! `pip install .`, and this module for all other builds.
@@ -7,6 +8,8 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+
+use crate::manual_files;
 
 /// The folder whose files maturin adds to a wheel.
 const DATA: &str = "target/wheel-data";
@@ -26,6 +29,7 @@ pub(crate) fn stage(program: Option<&Path>) -> Result<()> {
         fs::copy(entry.path(), headers.join(entry.file_name()))?;
     }
     if let Some(program) = program {
+        manual_files::write(&data.join("data/share"), "site-functions")?;
         fs::create_dir_all(data.join("scripts"))?;
         fs::copy(program, data.join("scripts/wholemem"))?;
     }

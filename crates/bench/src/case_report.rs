@@ -109,7 +109,8 @@ pub(super) fn print_cases(
             ],
         );
     }
-    terminal::print(&format!("{title}; every result was verified\n\n{}", table.render(Colour::of_stdout())))
+    let title = terminal::fitted(&format!("{title}; every result was verified\n\n"));
+    terminal::print(&(title + &table.render(Colour::of_stdout())))
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ pub(super) fn run(args: &CopyArgs) -> Result<()> {
     if args.json {
         terminal::print_json(&report)
     } else {
-        terminal::print(&report.render(Colour::of_stdout()))
+        terminal::print(&terminal::fitted(&report.render(Colour::of_stdout())))
     }
 }
 

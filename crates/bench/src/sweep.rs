@@ -44,7 +44,7 @@ pub(super) fn sweep<C: Comparison>(
     if args.json {
         terminal::print_json(&report)?;
     } else {
-        terminal::print(&report.render(C::TITLE, Colour::of_stdout()))?;
+        terminal::print(&terminal::fitted(&report.render(C::TITLE, Colour::of_stdout())))?;
     }
     report.check_outcomes()
 }

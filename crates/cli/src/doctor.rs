@@ -46,7 +46,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     if args.json {
         terminal::print_json(&report)?;
     } else {
-        terminal::print(&render(&report, Colour::of_stdout()))?;
+        terminal::print(&terminal::fitted(&render(&report, Colour::of_stdout())))?;
     }
     ensure!(
         report.host_works(),

@@ -8,6 +8,8 @@
 //! | [`launch`] | starts a command as several ranks; the tasks of ranks in benchmarks and in the demo |
 //! | [`store`] | the server of a store, and its client commands |
 //! | [`table`] | table files |
+//! | [`top`] | the live view of a store |
+//! | [`manual`] | completions for shells, and manual pages |
 //! | [`peer_role`] | the tasks of the second process of a benchmark or of the demo |
 //!
 //! The crate `wholemem-command` has the parts that all commands use, and `wholemem-bench` has the command `bench`.
@@ -21,21 +23,28 @@ mod cli;
 mod demo;
 mod doctor;
 mod launch;
+mod manual;
 mod peer_role;
 mod store;
 mod table;
+mod top;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use wholemem_command::failure::ErrorReport;
 use wholemem_command::{failure, log};
 
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    let command = Cli::parse().command;
-    if let Err(error) = log::start() {
-        return failure::report(&error);
+    let json = is_json_requested();
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(error) => return report_usage(&error, json),
+    };
+    if let Err(error) = log::start(is_daemon(&command)) {
+        return failure::report(&error, json);
     }
     let outcome = match command {
         Command::Doctor(args) => doctor::run(&args),
@@ -51,6 +60,9 @@ fn main() -> ExitCode {
         Command::Stat(args) => store::stat(&args),
         Command::Rm(args) => store::remove(&args),
         Command::Watch(args) => store::watch(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::man(&args),
         Command::Launch(args) => match launch::run(&args) {
             Ok(code) => return code,
             Err(error) => Err(error),
@@ -58,6 +70,33 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failure::report(&error),
+        Err(error) => failure::report(&error, json),
     }
+}
+
+/// Returns true if the command serves a store for its user, and not for another command that starts a temporary one.
+fn is_daemon(command: &Command) -> bool {
+    matches!(command, Command::Serve(args) if args.parent.is_none())
+}
+
+/// Returns true if this command line contains `--json`. The arguments of the command that `launch` runs are not its own.
+fn is_json_requested() -> bool {
+    let arguments = std::env::args_os().skip(1);
+    let mut own = arguments.take_while(|argument| argument != "--" && argument != "launch");
+    own.any(|argument| argument == "--json")
+}
+
+/// Prints the help that was asked for, or the error of an invalid command line, and returns the exit code.
+fn report_usage(error: &clap::Error, json: bool) -> ExitCode {
+    if error.use_stderr() && json {
+        let text = error.render().to_string();
+        let first = text.split("\n\n").next().unwrap_or_default().trim();
+        let message = first.strip_prefix("error: ").unwrap_or(first).to_owned();
+        let hint = Some("for more information, try `--help`".to_owned());
+        failure::print_json(&ErrorReport { message, code: Some("usage"), hint });
+    } else {
+        // An error is ignored: the reader of the output has closed it.
+        let _ = error.print();
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use serde::Serialize;
 use wholemem_hal::{BackendKind, Error};
 
 use crate::memory;
@@ -25,13 +26,65 @@ impl fmt::Display for PeerFailed {
     }
 }
 
-/// Prints an error to stderr and returns the exit code. A closed stdout ([`StdoutClosed`]) is not an error.
-pub fn report(error: &anyhow::Error) -> ExitCode {
-    if error.is::<StdoutClosed>() {
-        return ExitCode::SUCCESS;
+/// The error of a command that has already reported why it failed.
+#[derive(Debug)]
+pub struct Reported;
+
+impl std::error::Error for Reported {}
+
+impl fmt::Display for Reported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the command failed")
     }
-    terminal::print_stderr(&render(error, Colour::of_stderr()));
+}
+
+/// An error as JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ErrorReport {
+    /// The message of the error, with its causes.
+    pub message: String,
+    /// A stable identifier of an error of a store, such as `no-such-name`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<&'static str>,
+    /// Advice on what the user can do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+impl ErrorReport {
+    /// Creates the report of an error.
+    #[must_use]
+    pub fn new(error: &anyhow::Error) -> Self {
+        let code = store_error(error).map(wholemem_store::Error::code);
+        Self { message: format!("{error:#}"), code, hint: hint(error) }
+    }
+}
+
+fn store_error(error: &anyhow::Error) -> Option<&wholemem_store::Error> {
+    error.chain().find_map(|cause| cause.downcast_ref::<wholemem_store::Error>())
+}
+
+/// Prints an error to stderr, as text or as one JSON object, and returns the exit code. A closed stdout ([`StdoutClosed`]) is not
+/// an error, and an error that was already reported ([`Reported`]) is not printed.
+pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
+    match () {
+        () if error.is::<StdoutClosed>() => return ExitCode::SUCCESS,
+        () if error.is::<Reported>() => {}
+        () if json => print_json(&ErrorReport::new(error)),
+        () => print(error),
+    }
     ExitCode::FAILURE
+}
+
+/// Prints an error to stderr, with its causes and a hint.
+pub fn print(error: &anyhow::Error) {
+    terminal::print_stderr(&render(error, Colour::of_stderr()));
+}
+
+/// Prints an error to stderr as one JSON object with the key `error`.
+pub fn print_json(error: &ErrorReport) {
+    let object = serde_json::json!({ "error": error });
+    terminal::print_stderr(&format!("{object}\n"));
 }
 
 fn render(error: &anyhow::Error, colour: Colour) -> String {
@@ -44,7 +97,7 @@ fn render(error: &anyhow::Error, colour: Colour) -> String {
 
 /// Returns advice on what the user can do about an error.
 pub fn hint(error: &anyhow::Error) -> Option<String> {
-    let store = error.chain().find_map(|cause| cause.downcast_ref::<wholemem_store::Error>());
+    let store = store_error(error);
     if let Some(hint) = store.and_then(store_hint) {
         return Some(hint.to_owned());
     }
@@ -81,9 +134,7 @@ fn store_hint(error: &wholemem_store::Error) -> Option<&'static str> {
         Store::Socket { source: Os::Call { errno: Errno::ACCESS, .. }, .. } => Some(
             "only the user who runs the server may connect, unless that user changes the mode of the socket",
         ),
-        Store::TimedOut => {
-            Some("the server is stopped or busy; its process is the child of `wholemem serve`")
-        }
+        Store::TimedOut => Some("the server is stopped or busy; its process is a child of `wholemem serve`"),
         _ => None,
     }
 }
@@ -120,6 +171,18 @@ mod tests {
         let failed = PeerFailed { message: "out of memory".to_owned(), hint: Some("use less".to_owned()) };
         let expected = "error: the other process failed: out of memory\n\nhint: use less\n";
         assert_eq!(render(&failed.into(), Colour::Off), expected);
+    }
+
+    #[test]
+    fn an_error_as_json_has_its_message_code_and_hint() {
+        let name = "weights".to_owned();
+        let refused = wholemem_store::Error::Refused(wholemem_store::Refusal::NoSuchName { name });
+        let error = Err::<(), _>(refused).context("step 1").unwrap_err();
+        let message = "step 1: there is no object named `weights`".to_owned();
+        let expected = ErrorReport { message, code: Some("no-such-name"), hint: None };
+        assert_eq!(ErrorReport::new(&error), expected);
+        let text = serde_json::to_string(&expected).unwrap();
+        assert_eq!(text, r#"{"message":"step 1: there is no object named `weights`","code":"no-such-name"}"#);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`terminal`], [`table`], [`progress`] | output: data on stdout, the rest on stderr |
+//! | [`terminal`], [`table`], [`wrap`], [`progress`] | output: data on stdout, the rest on stderr |
 //! | [`failure`] | errors with a `hint:` line, and exit codes |
 //! | [`log`] | the log events that `WHOLEMEM_LOG` selects, on stderr |
 //! | [`size`] | parsing and printing of byte counts |
@@ -29,3 +29,4 @@ pub mod size;
 pub mod table;
 pub mod temporary_store;
 pub mod terminal;
+mod wrap;

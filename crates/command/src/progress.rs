@@ -12,6 +12,11 @@ impl ProgressDisplay {
         Self::create(label, total as u64, "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes}")
     }
 
+    /// Shows how many bytes were read, if their total is not known.
+    pub fn unbounded(label: &str) -> Self {
+        Self::create(label, 0, "{msg} {binary_bytes}")
+    }
+
     /// Shows a progress bar that counts rounds of a benchmark.
     pub fn rounds(label: &str, total: usize) -> Self {
         Self::create(label, total as u64, "{msg} {wide_bar} {pos}/{len}")

@@ -7,6 +7,11 @@ use std::sync::LazyLock;
 use anyhow::{Result, anyhow};
 use serde::Serialize;
 
+use crate::wrap::wrap;
+
+/// The smallest width for which tables are laid out.
+const MIN_WIDTH: usize = 40;
+
 /// The error if the reader of stdout closed the pipe, as `head` does. The program then stops without an error message.
 #[derive(Debug)]
 pub struct StdoutClosed;
@@ -77,6 +82,29 @@ impl Colour {
     }
 }
 
+/// Returns the number of columns to which text on stdout is limited: `COLUMNS`, or the width of the terminal. `None` if stdout is
+/// not a terminal and the variable is not set.
+pub fn width() -> Option<usize> {
+    let set = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let of_terminal =
+        || rustix::termios::tcgetwinsize(io::stdout()).ok().map(|size| usize::from(size.ws_col));
+    set.or_else(of_terminal).filter(|width| *width > 0).map(|width| width.max(MIN_WIDTH))
+}
+
+/// Returns text whose lines are at most as wide as the terminal. Indented lines, such as those of tables, are unchanged.
+pub fn fitted(text: &str) -> String {
+    fitted_within(text, width())
+}
+
+fn fitted_within(text: &str, width: Option<usize>) -> String {
+    let Some(width) = width else { return text.to_owned() };
+    let line = |line: &str| match line.starts_with(' ') {
+        true => line.to_owned(),
+        false => wrap(line, width).join("\n"),
+    };
+    text.split('\n').map(line).collect::<Vec<_>>().join("\n")
+}
+
 /// Writes text to stdout.
 ///
 /// # Errors
@@ -123,6 +151,14 @@ mod tests {
         assert_eq!(Colour::Off.paint(TextStyle::Error, "no"), "no");
         assert_eq!(Colour::On.paint(TextStyle::Error, "no"), "\x1b[31mno\x1b[0m");
         assert_eq!(Colour::On.paint(TextStyle::Plain, "no"), "no");
+    }
+
+    #[test]
+    fn lines_that_are_not_indented_are_wrapped() {
+        let text = "cuda: not available: no driver\n\n  a table that is wide\nend\n";
+        assert_eq!(fitted_within(text, None), text);
+        let expected = "cuda: not\navailable: no\ndriver\n\n  a table that is wide\nend\n";
+        assert_eq!(fitted_within(text, Some(13)), expected);
     }
 
     #[test]

@@ -46,6 +46,7 @@
 compile_error!("wholemem runs on Linux: its memory is memfd, and its handles are Linux file descriptors");
 
 pub mod access_fault;
+pub mod activation;
 mod call;
 pub mod deadline;
 pub mod descriptors;

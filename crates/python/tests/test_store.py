@@ -270,7 +270,7 @@ def test_entries_events_and_status_can_be_pickled(client: store.Client) -> None:
     client.put("travels/b", {})
     client.delete("travels/a")
     client.put("travels/c", {"x": b"abc"})
-    reported = [watch.next() for _ in range(5)]
+    reported = [watch.next() for _ in range(4)]
     there = [*reported, *client.list("travels"), client.status()]
     for value in there:
         for travel in (pickle.dumps, lambda it: pickle.dumps(it, 0), ForkingPickler.dumps):
@@ -289,11 +289,10 @@ def test_a_watch_returns_events(served: StoreServer, client: store.Client) -> No
         other.put("watched", b"1")
         other.put("watched", b"2")
         other.delete("watched")
-        seen = [(event.name, event.kind, event.version) for _, event in zip(range(4), watch)]
+        seen = [(event.name, event.kind, event.version) for _, event in zip(range(3), watch)]
         assert seen == [
             ("watched", "published", 1),
             ("watched", "published", 2),
-            ("watched", "deleted", None),
             ("watched", "deleted", None),
         ]
         with pytest.raises(errors.Timeout):

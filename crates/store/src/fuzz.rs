@@ -73,7 +73,7 @@ impl ServerMemory for AllocationLens {
         &self,
         _: PinPosition,
         _: &mut usize,
-        _: &mut dyn FnMut(u64) -> usize,
+        _: &mut dyn FnMut(ClientId, u64) -> usize,
     ) -> Option<PinPosition> {
         None
     }
@@ -138,6 +138,7 @@ pub fn requests(bytes: &[u8]) {
                     | Output::Admit { .. }
                     | Output::Disconnect { .. }
                     | Output::Watch { .. }
+                    | Output::Report { .. }
                     | Output::Notify(_)
                     | Output::Promote { .. } => {}
                 }

@@ -65,6 +65,6 @@ pub use error::{Error, Result};
 pub use id::{AllocationId, ObjectId, ParseIdError};
 pub use index::IndexError;
 pub use keeper::{Launch, ProcessRole};
-pub use protocol::{Event, EventKind, Refusal, Status, Usage};
+pub use protocol::{Event, EventKind, NamedValue, Refusal, RequestStatistics, Statistics, Status, Usage};
 pub use serve::Serve;
 pub use socket::socket;

@@ -77,6 +77,16 @@ impl Serve {
         keeper::run(KeeperOrigin::First(listener), self.parent, launch, ready)
     }
 
+    /// Runs the store as [`Serve::run`] does, on a listening socket that another process has created, such as systemd. The file
+    /// of the socket is not removed at the end.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the descriptor is not a listening packet socket; [`Error::NeverServed`] if the server cannot start.
+    pub fn run_on(&self, listener: OwnedFd, launch: &Launch<'_>, ready: &mut dyn FnMut()) -> Result<()> {
+        let listener = PacketListener::adopt(listener, None)?;
+        keeper::run(KeeperOrigin::First(listener), self.parent, launch, ready)
+    }
+
     /// Runs the keeper or the server of a store in a process that was started by `launch`.
     ///
     /// # Errors

@@ -123,7 +123,11 @@ pub(super) fn print_report(
         cases,
         tuning,
     };
-    if json { terminal::print_json(&report) } else { terminal::print(&report.render(Colour::of_stdout())) }
+    if json {
+        terminal::print_json(&report)
+    } else {
+        terminal::print(&terminal::fitted(&report.render(Colour::of_stdout())))
+    }
 }
 
 /// Returns the name of the ranks' devices, and whether ranks share a device.

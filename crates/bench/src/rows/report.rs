@@ -120,7 +120,11 @@ pub(super) fn print_report(op: RowOp, device: &Device, cases: &[RowsResult], jso
         verified: true,
         cases,
     };
-    if json { terminal::print_json(&report) } else { terminal::print(&report.render(Colour::of_stdout())) }
+    if json {
+        terminal::print_json(&report)
+    } else {
+        terminal::print(&terminal::fitted(&report.render(Colour::of_stdout())))
+    }
 }
 
 /// Returns the name of an enum value in JSON.

@@ -5,7 +5,7 @@ mod store;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use wholemem::Dtype;
 use wholemem_bench::BenchArgs;
 use wholemem_command::backend::BackendChoice;
@@ -17,7 +17,7 @@ pub(crate) use self::store::*;
 
 /// One memory over many GPUs, processes and threads.
 #[derive(Debug, Parser)]
-#[command(name = "wholemem", version, disable_help_subcommand = true)]
+#[command(name = "wholemem", version)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -59,16 +59,51 @@ pub(crate) enum Command {
     Stat(StatArgs),
     /// Delete objects of a store; memory is freed when no client holds the object
     Rm(RemoveArgs),
-    /// Print events of a store: published and deleted objects
+    /// Print events of a store: published, replaced and deleted objects
     Watch(WatchArgs),
+    /// Show the memory, the objects and the requests of a store, and update them
+    ///
+    /// `q`, Esc and Ctrl-C end it. If stdout is not a terminal, it prints the state once, as with `--once`.
+    Top(TopArgs),
     /// Run a benchmark that compares wholemem with raw system calls or plain copies
     Bench(BenchArgs),
+    /// Print a script with which a shell completes commands and options
+    ///
+    /// bash: `wholemem completions bash > ~/.local/share/bash-completion/completions/wholemem`; zsh: a file `_wholemem` in a folder
+    /// of `$fpath`; fish: `wholemem completions fish > ~/.config/fish/completions/wholemem.fish`.
+    Completions(CompletionsArgs),
+    /// Print the manual page of a command, for `man -l -`
+    Man(ManArgs),
     /// Run as the second process of another command (internal)
     #[command(hide = true)]
     Peer(PeerArgs),
     /// Run as one rank of another command (internal)
     #[command(hide = true)]
     Rank(RankArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: CompletedShell,
+}
+
+/// A shell that completes commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CompletedShell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The command, such as `ls` or `bench gather` [default: the program]
+    pub(crate) command: Vec<String>,
+    /// Write the pages of all commands to this folder instead
+    #[arg(long, value_name = "DIR", conflicts_with = "command")]
+    pub(crate) dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

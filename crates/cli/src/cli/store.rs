@@ -33,6 +33,10 @@ pub(crate) struct ServeArgs {
     /// Device memory of the store: `auto` serves it if CUDA is available, `host` does not, `cuda` requires it
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub(crate) backend: BackendChoice,
+    /// Serve metrics for Prometheus at this address: a port of the loopback interface such as `127.0.0.1:9464`, or the path of a
+    /// Unix socket
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) metrics: Option<String>,
     /// Stop serving when the process with this id ends; for commands that start a temporary store
     #[arg(long, hide = true)]
     pub(crate) parent: Option<u32>,
@@ -47,6 +51,19 @@ pub(crate) enum ServeRole {
     Keeper,
     /// The server of a store: the process that answers the requests of clients
     Server,
+    /// The process that answers requests for the metrics of a store
+    Metrics,
+}
+
+/// The format of a file that is read into a store, or written from one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FileFormat {
+    /// The bytes of the file are those of the object
+    Bytes,
+    /// An array of numpy
+    Npy,
+    /// Tensors, each of which becomes an object of a pack
+    Safetensors,
 }
 
 #[derive(Debug, Args)]
@@ -54,8 +71,11 @@ pub(crate) struct PutArgs {
     /// Name of the new object, or of the pack of a .safetensors file
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) name: String,
-    /// File to read: .npy and .safetensors are parsed, the bytes of other files are stored unchanged
+    /// File to read, or `-` for stdin: .npy and .safetensors are parsed, the bytes of other files are stored unchanged
     pub(crate) file: PathBuf,
+    /// Format of the file [default: as its extension says; `bytes` for stdin]
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<FileFormat>,
     /// If the store's quota is reached, wait up to this many seconds until other objects are deleted
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = seconds)]
     pub(crate) wait: f64,
@@ -70,8 +90,12 @@ pub(crate) struct PutArgs {
 pub(crate) struct GetArgs {
     /// Name of the object, or of the pack (several objects in one memory), to write to a file
     pub(crate) name: String,
-    /// File to write: .npy and .safetensors get the header of that format, other files get only the bytes of the object
+    /// File to write, or `-` for stdout: .npy and .safetensors get the header of that format, other files get only the bytes of
+    /// the object
     pub(crate) file: PathBuf,
+    /// Format of the file [default: as its extension says; `bytes` for stdout]
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<FileFormat>,
     /// If the store has no object of this name, wait up to this many seconds until one is published
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = seconds)]
     pub(crate) wait: f64,
@@ -84,11 +108,17 @@ pub(crate) struct GetArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
-    /// List only objects whose names have this prefix
+    /// List only objects whose names have this prefix, or match this pattern of `*`, `?` and `[...]`
     #[arg(default_value = "")]
-    pub(crate) prefix: String,
+    pub(crate) names: String,
+    /// Show also the age, the place, and how many clients hold each object
+    #[arg(short, long)]
+    pub(crate) long: bool,
+    /// List also the objects of packs that are listed
+    #[arg(short, long)]
+    pub(crate) all: bool,
     /// List drafts instead: objects that are created but not sealed
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["long", "all"])]
     pub(crate) drafts: bool,
     #[command(flatten)]
     pub(crate) socket: SocketArgs,
@@ -110,7 +140,7 @@ pub(crate) struct StatArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RemoveArgs {
-    /// Names of the objects or packs to delete; a pack is deleted with all of its objects
+    /// Names of the objects or packs to delete, or patterns of `*`, `?` and `[...]`; a pack is deleted with all of its objects
     #[arg(required_unless_present = "ids")]
     pub(crate) names: Vec<String>,
     /// Delete the object with this id, which `stat` and `ls --drafts` print; the user of the server can delete drafts too
@@ -118,19 +148,40 @@ pub(crate) struct RemoveArgs {
     pub(crate) ids: Vec<ObjectId>,
     #[command(flatten)]
     pub(crate) socket: SocketArgs,
+    /// Print one JSON object instead of lines
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
-    /// Print only events of objects whose names have this prefix
+    /// Print only events of objects whose names have this prefix; a pack is one event, under its own name
     #[arg(default_value = "")]
     pub(crate) prefix: String,
+    /// First print the events behind this revision, which `--json` prints with each event; the server retains the latest
+    #[arg(long, value_name = "REVISION")]
+    pub(crate) after: Option<u64>,
     /// Exit after this many events
     #[arg(long)]
     pub(crate) count: Option<u64>,
     #[command(flatten)]
     pub(crate) socket: SocketArgs,
     /// Print a JSON object for each event instead of a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// Time between two updates
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    pub(crate) interval: f64,
+    /// Print the state once; rates are those of one interval
+    #[arg(long)]
+    pub(crate) once: bool,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+    /// Print one JSON object instead
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -58,7 +58,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     let context = DemoContext { device, len, pattern: Pattern::new(seed) };
     if !args.json {
         let title = format!("wholemem {} on {}\n", env!("CARGO_PKG_VERSION"), selected.describe());
-        terminal::print(&title)?;
+        terminal::print(&terminal::fitted(&title))?;
     }
 
     let mut recorder = StepRecorder::default();

@@ -1,198 +1,207 @@
-//! `wholemem ls`, `stat`, `rm` and `watch`: lists, shows and deletes objects of a store, and prints its events.
+//! `wholemem ls` and `stat`: list and show objects of a store, and show the store itself.
+
+use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 use serde::Serialize;
 use wholemem_command::size::RoundedSize;
 use wholemem_command::table::{Align, TextTable};
 use wholemem_command::terminal::{self, Colour, TextStyle};
-use wholemem_os::Deadline;
 use wholemem_os::width::to_usize;
-use wholemem_store::{Entry, Error, Event, EventKind};
+use wholemem_store::{Client, Status, Usage};
 
-use crate::cli::{ListArgs, RemoveArgs, StatArgs, WatchArgs};
-
-/// The properties of an object of a store, printed as JSON.
-#[derive(Debug, Serialize)]
-struct ObjectSummary<'a> {
-    name: &'a str,
-    id: u64,
-    len: usize,
-    version: u64,
-    owner: u32,
-    created_ms: u64,
-    place: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pack: Option<u64>,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    description: String,
-}
-
-fn described(entry: &Entry) -> ObjectSummary<'_> {
-    ObjectSummary {
-        name: &entry.name,
-        id: entry.id.as_u64(),
-        len: entry.len,
-        version: entry.version,
-        owner: entry.owner,
-        created_ms: entry.created,
-        place: place(entry),
-        pack: entry.pack.map(wholemem_store::ObjectId::as_u64),
-        description: String::from_utf8_lossy(&entry.meta).into_owned(),
-    }
-}
-
-fn place(entry: &Entry) -> &'static str {
-    if entry.is_cpu { "host" } else { "device" }
-}
+use super::pattern;
+use super::summary::{ObjectSummary, Summarizer, rounded_time};
+use crate::cli::{ListArgs, StatArgs};
 
 pub(crate) fn list(args: &ListArgs) -> Result<()> {
     let client = super::connect(&args.socket)?;
+    let summarizer = Summarizer::new(&client)?;
     if args.drafts {
-        return list_drafts(&client.drafts(&args.prefix)?, args.json);
+        let drafts = summarizer.summarize(&pattern::sorted(client.drafts(&args.names)?));
+        return print_drafts(drafts, args.json);
     }
-    let entries = client.list(&args.prefix)?;
+    let mut entries = pattern::listed(&client, &args.names)?;
+    if !args.all {
+        pattern::fold_packs(&mut entries);
+    }
     if args.json {
         #[derive(Serialize)]
-        struct Objects<'a> {
-            objects: Vec<ObjectSummary<'a>>,
+        struct Objects {
+            objects: Vec<ObjectSummary>,
         }
-        return terminal::print_json(&Objects { objects: entries.iter().map(described).collect() });
+        return terminal::print_json(&Objects { objects: summarizer.with_readers(&entries)? });
     }
-    let mut table = TextTable::new([
-        ("name", Align::Left),
-        ("size", Align::Right),
-        ("version", Align::Right),
-        ("place", Align::Left),
-        ("owner", Align::Right),
-    ]);
-    for entry in &entries {
-        let size = RoundedSize(entry.len).to_string();
-        let (version, owner) = (entry.version.to_string(), entry.owner.to_string());
-        table.row(
-            TextStyle::Plain,
-            [terminal::escaped(&entry.name), size, version, place(entry).to_owned(), owner],
-        );
-    }
+    let table = match args.long {
+        true => long_table(&summarizer.with_readers(&entries)?),
+        false => short_table(&summarizer.summarize(&entries)),
+    };
     terminal::print(&table.render(Colour::of_stdout()))
 }
 
+fn short_table(objects: &[ObjectSummary]) -> TextTable {
+    let columns = [
+        ("size", Align::Right),
+        ("version", Align::Right),
+        ("owner", Align::Left),
+        ("content", Align::Left),
+        ("name", Align::Left),
+    ];
+    let mut table = TextTable::new(columns);
+    for object in objects {
+        let size = RoundedSize(object.len).to_string();
+        let cells = [
+            size,
+            object.version.to_string(),
+            object.owner_name.clone(),
+            object.content(),
+            terminal::escaped(&object.name),
+        ];
+        table.row(TextStyle::Plain, cells);
+    }
+    table
+}
+
+fn long_table(objects: &[ObjectSummary]) -> TextTable {
+    let columns = [
+        ("size", Align::Right),
+        ("version", Align::Right),
+        ("age", Align::Right),
+        ("readers", Align::Right),
+        ("place", Align::Left),
+        ("owner", Align::Left),
+        ("content", Align::Left),
+        ("name", Align::Left),
+    ];
+    let mut table = TextTable::new(columns);
+    for object in objects {
+        let cells = [
+            RoundedSize(object.len).to_string(),
+            object.version.to_string(),
+            object.age(),
+            object.readers.map(|readers| readers.to_string()).unwrap_or_default(),
+            object.place.to_owned(),
+            object.owner_name.clone(),
+            object.content(),
+            terminal::escaped(&object.name),
+        ];
+        table.row(TextStyle::Plain, cells);
+    }
+    table
+}
+
 /// Prints a list of drafts, objects that are not sealed yet. Drafts have no version, so their ids are printed.
-fn list_drafts(drafts: &[Entry], json: bool) -> Result<()> {
+fn print_drafts(drafts: Vec<ObjectSummary>, json: bool) -> Result<()> {
     if json {
         #[derive(Serialize)]
-        struct Drafts<'a> {
-            drafts: Vec<ObjectSummary<'a>>,
+        struct Drafts {
+            drafts: Vec<ObjectSummary>,
         }
-        return terminal::print_json(&Drafts { drafts: drafts.iter().map(described).collect() });
+        return terminal::print_json(&Drafts { drafts });
     }
-    let mut table = TextTable::new([
-        ("name", Align::Left),
+    let columns = [
         ("size", Align::Right),
         ("id", Align::Right),
+        ("age", Align::Right),
         ("place", Align::Left),
-        ("owner", Align::Right),
-    ]);
+        ("owner", Align::Left),
+        ("name", Align::Left),
+    ];
+    let mut table = TextTable::new(columns);
     for draft in drafts {
-        let (size, id, owner) =
-            (RoundedSize(draft.len).to_string(), draft.id.to_string(), draft.owner.to_string());
-        table.row(
-            TextStyle::Plain,
-            [terminal::escaped(&draft.name), size, id, place(draft).to_owned(), owner],
-        );
+        let id = wholemem_store::ObjectId::from_u64(draft.id).map(|id| id.to_string()).unwrap_or_default();
+        let cells = [
+            RoundedSize(draft.len).to_string(),
+            id,
+            draft.age(),
+            draft.place.to_owned(),
+            draft.owner_name.clone(),
+            terminal::escaped(&draft.name),
+        ];
+        table.row(TextStyle::Plain, cells);
     }
     terminal::print(&table.render(Colour::of_stdout()))
 }
 
 pub(crate) fn stat(args: &StatArgs) -> Result<()> {
     let client = super::connect(&args.socket)?;
-    if let Some(name) = &args.name {
-        let entry = client.stat(name)?;
-        let described = described(&entry);
-        if args.json {
-            return terminal::print_json(&described);
-        }
-        let mut lines = vec![
-            ("name", terminal::escaped(&entry.name)),
-            ("size", format!("{} ({} bytes)", RoundedSize(entry.len), entry.len)),
-            ("version", entry.version.to_string()),
-            ("place", place(&entry).to_owned()),
-            ("owner", entry.owner.to_string()),
-            ("id", entry.id.to_string()),
-        ];
-        if !described.description.is_empty() {
-            lines.push(("description", terminal::escaped(&described.description)));
-        }
-        let text = lines.iter().map(|(name, value)| format!("  {name:<12}{value}\n"));
-        return terminal::print(&text.collect::<String>());
+    match &args.name {
+        Some(name) => stat_object(&client, name, args.json),
+        None => stat_store(&client, args.json),
     }
-    let status = client.status()?;
-    if args.json {
-        return terminal::print_json(&status);
+}
+
+fn stat_object(client: &Client, name: &str, json: bool) -> Result<()> {
+    let entry = client.stat(name)?;
+    let mut all = Summarizer::new(client)?.with_readers(std::slice::from_ref(&entry))?;
+    let Some(object) = all.pop() else { return Ok(()) };
+    if json {
+        return terminal::print_json(&object);
     }
-    let of = |usage: wholemem_store::Usage| {
+    let mut lines = vec![
+        ("name", terminal::escaped(&object.name)),
+        ("content", object.content()),
+        ("size", format!("{} ({} bytes)", RoundedSize(object.len), object.len)),
+        ("version", object.version.to_string()),
+        ("age", object.age()),
+        ("readers", object.readers.map(|readers| readers.to_string()).unwrap_or_default()),
+        ("place", object.place.to_owned()),
+        ("owner", object.owner_name.clone()),
+        ("id", entry.id.to_string()),
+    ];
+    if let Some(first) = entry.pack.filter(|first| *first != entry.id) {
+        let pack = client.list("")?.into_iter().find(|entry| entry.id == first);
+        lines.push(("pack", pack.map_or_else(|| first.to_string(), |pack| terminal::escaped(&pack.name))));
+    }
+    if !object.description.is_empty() {
+        lines.push(("description", terminal::escaped(&object.description)));
+    }
+    print_lines(&lines)
+}
+
+/// The state of a store and its server process.
+#[derive(Debug, Serialize)]
+struct StoreSummary {
+    #[serde(flatten)]
+    status: Status,
+    server: ServerSummary,
+}
+
+#[derive(Debug, Serialize)]
+struct ServerSummary {
+    pid: u32,
+    /// The number of servers that have served the store, with this one.
+    number: u64,
+    started_ms: u64,
+}
+
+fn stat_store(client: &Client, json: bool) -> Result<()> {
+    let statistics = client.statistics()?;
+    let status = statistics.status;
+    if json {
+        let (pid, number, started_ms) = (statistics.server, status.epoch, statistics.started);
+        return terminal::print_json(&StoreSummary {
+            status,
+            server: ServerSummary { pid, number, started_ms },
+        });
+    }
+    let of = |usage: Usage| {
         let bytes = |count: u64| RoundedSize(to_usize(count));
         format!("{} of {}", bytes(usage.used), bytes(usage.quota))
     };
-    let lines = [
+    let started = SystemTime::UNIX_EPOCH + Duration::from_millis(statistics.started);
+    let since = rounded_time(started.elapsed().unwrap_or_default());
+    print_lines(&[
         ("objects", status.objects.to_string()),
         ("unsealed", status.unsealed.to_string()),
         ("retired", status.retired.to_string()),
         ("clients", status.clients.to_string()),
         ("host", of(status.host)),
         ("device", of(status.device)),
-        ("servers", status.epoch.to_string()),
-    ];
-    terminal::print(&lines.map(|(name, value)| format!("  {name:<12}{value}\n")).concat())
+        ("server", format!("process {}, number {}, started {since} ago", statistics.server, status.epoch)),
+    ])
 }
 
-pub(crate) fn remove(args: &RemoveArgs) -> Result<()> {
-    let client = super::connect(&args.socket)?;
-    for name in &args.names {
-        client.delete(client.stat(name)?.id)?;
-    }
-    for id in &args.ids {
-        client.delete(*id)?;
-    }
-    Ok(())
-}
-
-pub(crate) fn watch(args: &WatchArgs) -> Result<()> {
-    #[derive(Serialize)]
-    struct EventLine<'a> {
-        event: &'static str,
-        name: &'a str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        id: Option<u64>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        version: Option<u64>,
-    }
-    let mut watch = super::connect(&args.socket)?.watch(&args.prefix)?;
-    let mut left = args.count;
-    while left != Some(0) {
-        let event = watch.next(Deadline::NEVER);
-        let line = match &event {
-            Ok(Event { name, object, kind: EventKind::Published { version } }) => {
-                EventLine { event: "published", name, id: Some(object.as_u64()), version: Some(*version) }
-            }
-            Ok(Event { name, object, .. }) => {
-                EventLine { event: "deleted", name, id: Some(object.as_u64()), version: None }
-            }
-            // Missed events are printed, but not counted as an event. The user should list the objects again.
-            Err(Error::EventsMissed { prefix }) => {
-                EventLine { event: "missed", name: prefix, id: None, version: None }
-            }
-            Err(_) => return Ok(event.map(drop)?),
-        };
-        if args.json {
-            terminal::print_json(&line)?;
-        } else {
-            let EventLine { event, name, version, .. } = line;
-            let version = version.map(|version| format!(" version {version}")).unwrap_or_default();
-            terminal::print(&format!("{event:<10}{}{version}\n", terminal::escaped(name)))?;
-        }
-        if event.is_ok() {
-            left = left.map(|left| left - 1);
-        }
-    }
-    Ok(())
+fn print_lines(lines: &[(&str, String)]) -> Result<()> {
+    terminal::print(&lines.iter().map(|(name, value)| format!("  {name:<12}{value}\n")).collect::<String>())
 }

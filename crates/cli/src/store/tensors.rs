@@ -32,6 +32,11 @@ pub(super) fn write_npy(meta: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
+/// Returns the header in the description of an object that was a .npy file, or `None` if the object was none.
+pub(super) fn npy_header(meta: &[u8]) -> Option<npy::NpyHeader> {
+    npy::NpyHeader::parse(std::str::from_utf8(meta).ok()?.strip_prefix(NPY)?).ok()
+}
+
 /// Returns the header dictionary of a .npy file for a tensor, or `None` if numpy lacks the tensor's element type.
 fn npy_text(tensor: &TensorEntry) -> Option<String> {
     let descr = Dtype::from_safetensors(&tensor.type_name)?.info().npy?;

@@ -1,7 +1,8 @@
-//! `wholemem put` and `get`: copies files to objects of a store, and objects to files.
+//! `wholemem put` and `get`: copies files or stdin to objects of a store, and objects to files or stdout.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -9,7 +10,7 @@ use serde::Serialize;
 use wholemem::files::{npy, safetensors};
 use wholemem_command::progress::ProgressDisplay;
 use wholemem_command::size::RoundedSize;
-use wholemem_command::terminal;
+use wholemem_command::terminal::{self, StdoutClosed};
 use wholemem_os::SharedSlice;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::replace::Replacement;
@@ -17,7 +18,7 @@ use wholemem_os::signal::Signals;
 use wholemem_store::{Client, Entry, Error, Object, Pack, Sealed};
 
 use super::tensors;
-use crate::cli::{GetArgs, PutArgs};
+use crate::cli::{FileFormat, GetArgs, PutArgs};
 
 /// The number of bytes of a file or object that are copied at a time.
 const COPY_LEN: usize = 1 << 20;
@@ -31,16 +32,28 @@ struct TransferReport<'a> {
     objects: usize,
 }
 
-fn extension(path: &Path) -> &str {
-    path.extension().and_then(|extension| extension.to_str()).unwrap_or_default()
+/// Returns the format of a file: the given one, or that of the file's extension.
+fn format_of(path: &Path, given: Option<FileFormat>) -> FileFormat {
+    given.unwrap_or_else(|| match path.extension().and_then(|extension| extension.to_str()) {
+        Some("npy") => FileFormat::Npy,
+        Some("safetensors") => FileFormat::Safetensors,
+        _ => FileFormat::Bytes,
+    })
+}
+
+/// Returns true if a path stands for stdin or stdout.
+fn is_standard(path: &Path) -> bool {
+    path.as_os_str() == "-"
 }
 
 pub(crate) fn put(args: &PutArgs) -> Result<()> {
     let path = &args.file;
     let wait = std::time::Duration::from_secs_f64(args.wait);
     let client = super::connect(&args.socket)?.waiting_for_space(wait);
-    let context = || format!("cannot put {}", path.display());
-    let (sealed, len, objects) = put_file(&client, &args.name, path).with_context(context)?;
+    let shown = if is_standard(path) { "stdin".to_owned() } else { path.display().to_string() };
+    let opened = if is_standard(path) { open_stdin() } else { open_regular(path) };
+    let put = opened.and_then(|file| put_file(&client, &args.name, file, format_of(path, args.format)));
+    let (sealed, len, objects) = put.with_context(|| format!("cannot put {shown}"))?;
     let Sealed { id, version, .. } = sealed;
     if args.json {
         let report = TransferReport { name: &args.name, id: id.as_u64(), version, len, objects };
@@ -51,21 +64,55 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
     terminal::print(&format!("{name} version {version}, {}{count}\n", RoundedSize(len)))
 }
 
-fn put_file(client: &Client, name: &str, path: &Path) -> Result<(Sealed, usize, usize)> {
+fn open_regular(path: &Path) -> Result<File> {
     // The file type is checked before `open`, which would block on a FIFO without a writer.
     let is_regular = std::fs::metadata(path)?.is_file();
-    ensure!(is_regular, "not a regular file: its length is not known in advance");
-    let mut file = File::open(path)?;
+    ensure!(is_regular, "not a regular file: its length is not known in advance; `-` reads stdin");
+    Ok(File::open(path)?)
+}
+
+/// Returns stdin if it is a regular file that was not read yet; else reads all of stdin into memory, because the length of an
+/// object must be known when it is created.
+fn open_stdin() -> Result<File> {
+    let mut input = File::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    if input.metadata()?.is_file() && input.stream_position()? == 0 {
+        return Ok(input);
+    }
+    let memory = rustix::fs::memfd_create("wholemem-put", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let mut memory = File::from(memory);
+    let progress = ProgressDisplay::unbounded("reading stdin");
+    let mut buffer = vec![0; COPY_LEN];
+    loop {
+        match input.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(len) => {
+                memory.write_all(&buffer[..len])?;
+                progress.advance(len);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    memory.rewind()?;
+    Ok(memory)
+}
+
+fn put_file(
+    client: &Client,
+    name: &str,
+    mut file: File,
+    format: FileFormat,
+) -> Result<(Sealed, usize, usize)> {
     let len = usize::try_from(file.metadata()?.len())?;
-    match extension(path) {
-        "safetensors" => put_safetensors(client, name, &mut file, len),
-        "npy" => {
+    match format {
+        FileFormat::Safetensors => put_safetensors(client, name, &mut file, len),
+        FileFormat::Npy => {
             let mut start = vec![0; len.min(npy::MAX_HEADER_LEN)];
             file.read_exact(&mut start)?;
             let (offset, meta) = tensors::read_npy(&start, len as u64)?;
             put_bytes(client, name, meta.as_bytes(), &mut file, offset, len - offset)
         }
-        _ => put_bytes(client, name, &[], &mut file, 0, len),
+        FileFormat::Bytes => put_bytes(client, name, &[], &mut file, 0, len),
     }
 }
 
@@ -143,41 +190,60 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
     let object = client.get_within(&args.name, deadline)?;
     // The object's properties are read while the object is held: after the file is written, another object may have the name.
     let entry = object.entry()?;
-    let context = || format!("cannot write {}", args.file.display());
-    let (len, objects) = match extension(&args.file) {
-        "safetensors" => get_safetensors(object, &entry, &args.file),
-        kind => get_bytes(&object, &entry, kind == "npy", &args.file),
+    let is_stdout = is_standard(&args.file);
+    let shown = if is_stdout { "stdout".to_owned() } else { args.file.display().to_string() };
+    let format = format_of(&args.file, args.format);
+    let open = || if is_stdout { Ok(OutputFile::stdout()) } else { OutputFile::create(&args.file) };
+    let (len, objects) = match format {
+        FileFormat::Safetensors => get_safetensors(object, &entry, open),
+        format => get_bytes(&object, &entry, format == FileFormat::Npy, open),
     }
-    .with_context(context)?;
+    .with_context(|| format!("cannot write {shown}"))?;
     let (id, version) = (entry.id.as_u64(), entry.version);
-    if args.json {
-        return terminal::print_json(&TransferReport { name: &args.name, id, version, len, objects });
+    let report = TransferReport { name: &args.name, id, version, len, objects };
+    let line = match args.json {
+        true => serde_json::to_string(&report)? + "\n",
+        false => format!("{} version {version}, {}\n", terminal::escaped(&args.name), RoundedSize(len)),
+    };
+    if is_stdout {
+        // The bytes of the object are on stdout.
+        terminal::print_stderr(&line);
+        return Ok(());
     }
-    terminal::print(&format!("{} version {version}, {}\n", terminal::escaped(&args.name), RoundedSize(len)))
+    terminal::print(&line)
 }
 
 /// Returns the error that an object cannot be written as a .npy or .safetensors file, because it was not put as one.
 fn not_put_as(entry: &Entry, kind: &str) -> anyhow::Error {
     let name = terminal::escaped(&entry.name);
     anyhow!(
-        "`{name}` was not put as a {kind} file; with another extension its bytes are written without a header"
+        "`{name}` was not put as a {kind} file; with `--format bytes` its bytes are written without a header"
     )
 }
 
-fn get_bytes(object: &Object, entry: &Entry, is_npy: bool, path: &Path) -> Result<(usize, usize)> {
+fn get_bytes(
+    object: &Object,
+    entry: &Entry,
+    is_npy: bool,
+    open: impl FnOnce() -> Result<OutputFile>,
+) -> Result<(usize, usize)> {
     let front = match is_npy {
         true => tensors::write_npy(&entry.meta).ok_or_else(|| not_put_as(entry, ".npy"))?,
         false => Vec::new(),
     };
     let bytes = object.bytes()?;
-    let mut file = OutputFile::create(path)?;
+    let mut file = open()?;
     file.write(&front)?;
     copy_out(&bytes, &mut file, &ProgressDisplay::bytes("getting", object.len()))?;
     file.commit()?;
     Ok((object.len(), 1))
 }
 
-fn get_safetensors(object: Object, entry: &Entry, path: &Path) -> Result<(usize, usize)> {
+fn get_safetensors(
+    object: Object,
+    entry: &Entry,
+    open: impl FnOnce() -> Result<OutputFile>,
+) -> Result<(usize, usize)> {
     let metadata =
         tensors::parse_pack_description(&entry.meta).ok_or_else(|| not_put_as(entry, ".safetensors"))?;
     let pack = object.into_pack()?;
@@ -190,7 +256,7 @@ fn get_safetensors(object: Object, entry: &Entry, path: &Path) -> Result<(usize,
     found.sort_by_key(|(_, member, _)| member.offset);
     let entries: Vec<_> = found.iter().map(|(_, _, entry)| entry.clone()).collect();
     let total = found.iter().map(|(_, member, _)| member.len).sum();
-    let mut file = OutputFile::create(path)?;
+    let mut file = open()?;
     file.write(&safetensors::encode_header(&entries, metadata)?)?;
     let progress = ProgressDisplay::bytes("getting", total);
     for (full, _, _) in &found {
@@ -211,15 +277,22 @@ fn copy_out(bytes: &SharedSlice<'_>, file: &mut OutputFile, progress: &ProgressD
     Ok(())
 }
 
-/// The output file of `wholemem get`. An existing file is replaced atomically when all bytes are written.
-struct OutputFile {
-    file: Replacement,
-    /// Blocks signals while a temporary file exists, so that the file is removed before the process ends. `None` if the output
-    /// is not a regular file.
-    signals: Option<Signals>,
+/// The output of `wholemem get`. An existing file is replaced atomically when all bytes are written.
+enum OutputFile {
+    Stdout,
+    File {
+        file: Replacement,
+        /// Blocks signals while a temporary file exists, so that the file is removed before the process ends. `None` if the output
+        /// is not a regular file.
+        signals: Option<Signals>,
+    },
 }
 
 impl OutputFile {
+    fn stdout() -> Self {
+        Self::Stdout
+    }
+
     fn create(path: &Path) -> Result<Self> {
         // If the output is a FIFO, signals are not blocked, because they must interrupt an `open` that waits for a reader.
         let is_file = std::fs::metadata(path).map_or(true, |found| found.is_file());
@@ -227,24 +300,36 @@ impl OutputFile {
         // instead.
         let blocked = [Signal::INT, Signal::TERM, Signal::HUP, Signal::XFSZ];
         let signals = is_file.then(|| Signals::block(&blocked)).transpose()?;
-        Ok(Self { file: Replacement::create(path)?, signals })
+        Ok(Self::File { file: Replacement::create(path)?, signals })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         // The error is converted to text without its source, so that ENOSPC of a full disk is not classified as out of memory.
-        self.file.write_all(bytes).map_err(|error| anyhow!("{error}"))?;
-        self.check()
+        match self {
+            Self::Stdout => match std::io::stdout().lock().write_all(bytes) {
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(StdoutClosed.into()),
+                outcome => outcome.map_err(|error| anyhow!("{error}")),
+            },
+            Self::File { file, .. } => {
+                file.write_all(bytes).map_err(|error| anyhow!("{error}"))?;
+                self.check()
+            }
+        }
     }
 
     /// Returns an error if a blocked signal, such as SIGINT, is pending.
     fn check(&self) -> Result<()> {
-        let signal = self.signals.as_ref().map(Signals::next).transpose()?.flatten();
+        let Self::File { signals, .. } = self else { return Ok(()) };
+        let signal = signals.as_ref().map(Signals::next).transpose()?.flatten();
         ensure!(signal.is_none(), "interrupted by a signal");
         Ok(())
     }
 
     fn commit(self) -> Result<()> {
         self.check()?;
-        self.file.commit().map_err(|error| anyhow!("{error}"))
+        match self {
+            Self::Stdout => std::io::stdout().flush().map_err(|error| anyhow!("{error}")),
+            Self::File { file, .. } => file.commit().map_err(|error| anyhow!("{error}")),
+        }
     }
 }

@@ -12,20 +12,24 @@ fn help_lists_all_commands_except_internal_ones() {
     Usage: wholemem <COMMAND>
 
     Commands:
-      doctor  Try every feature on this machine, and report which work and why others do not
-      demo    Demonstrate the features of wholemem, and verify every result
-      launch  Run a command as several ranks
-      table   Save, check and export tables as files
-      serve   Serve a store of named objects, which outlive the processes that created them and a crash
-              of the server
-      put     Put a file into a store as an object; a .safetensors file as a pack (several objects in
-              one memory) with an object for each tensor
-      get     Write an object of a store to a file
-      ls      List the objects of a store
-      stat    Show the properties of an object, or the state of a store
-      rm      Delete objects of a store; memory is freed when no client holds the object
-      watch   Print events of a store: published and deleted objects
-      bench   Run a benchmark that compares wholemem with raw system calls or plain copies
+      doctor       Try every feature on this machine, and report which work and why others do not
+      demo         Demonstrate the features of wholemem, and verify every result
+      launch       Run a command as several ranks
+      table        Save, check and export tables as files
+      serve        Serve a store of named objects, which outlive the processes that created them and a
+                   crash of the server
+      put          Put a file into a store as an object; a .safetensors file as a pack (several objects
+                   in one memory) with an object for each tensor
+      get          Write an object of a store to a file
+      ls           List the objects of a store
+      stat         Show the properties of an object, or the state of a store
+      rm           Delete objects of a store; memory is freed when no client holds the object
+      watch        Print events of a store: published, replaced and deleted objects
+      top          Show the memory, the objects and the requests of a store, and update them
+      bench        Run a benchmark that compares wholemem with raw system calls or plain copies
+      completions  Print a script with which a shell completes commands and options
+      man          Print the manual page of a command, for `man -l -`
+      help         Print this message or the help of the given subcommand(s)
 
     Options:
       -h, --help     Print help

@@ -15,6 +15,8 @@ pub(crate) fn program(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_wholemem"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env_remove("NO_COLOR").env_remove("COLUMNS").env_remove("CLICOLOR_FORCE");
+    // A store logs without being asked to.
+    command.env("WHOLEMEM_LOG", "off");
     command
 }
 

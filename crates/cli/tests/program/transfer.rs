@@ -27,8 +27,9 @@ fn put_rejects_files_that_are_not_regular() {
     let pipe = store.file("pipe");
     create_fifo(&pipe);
     for path in [&pipe, "/dev/null", "/tmp"] {
-        let expected =
-            format!("error: cannot put {path}: not a regular file: its length is not known in advance\n");
+        let expected = format!(
+            "error: cannot put {path}: not a regular file: its length is not known in advance; `-` reads stdin\n"
+        );
         assert_eq!(fails(&store, &["put", "name", path]), expected);
     }
     // `stat` reports a length of 0 for files in /proc.
@@ -75,7 +76,7 @@ fn get_writes_a_format_only_if_the_object_was_put_in_it() {
     for (file, kind) in [("out.npy", ".npy file"), ("out.safetensors", ".safetensors file")] {
         let path = store.file(file);
         let expected = format!(
-            "error: cannot write {path}: `plain` was not put as a {kind}; with another extension its bytes are written without a header\n"
+            "error: cannot write {path}: `plain` was not put as a {kind}; with `--format bytes` its bytes are written without a header\n"
         );
         assert_eq!(fails(&store, &["get", "plain", &path]), expected);
         assert!(!Path::new(&path).exists());

@@ -21,6 +21,10 @@ pub struct LogRecord {
     /// The message of the event, followed by its fields as `name=value`. Control characters are escaped, because a
     /// field may contain text of another user.
     pub message: String,
+    /// The message of the event without its fields, and without escaped characters.
+    pub text: String,
+    /// The fields of the event, each with its value as text, without escaped characters.
+    pub fields: Vec<(&'static str, String)>,
 }
 
 /// A subscriber that passes the events that a filter selects to a sink. Spans are ignored.
@@ -64,8 +68,11 @@ impl<S: Fn(LogRecord) + Send + Sync + 'static> Subscriber for LogSubscriber<S> {
         let metadata = event.metadata();
         let mut text = EventText::default();
         event.record(&mut text);
-        let message = Visible(&[text.message, text.fields].concat()).to_string();
-        (self.sink)(LogRecord { level: *metadata.level(), target: metadata.target(), message });
+        let EventText { message: text, fields } = text;
+        let shown: String = fields.iter().map(|(name, value)| format!(" {name}={value}")).collect();
+        let message = Visible(&[text.as_str(), &shown].concat()).to_string();
+        let (level, target) = (*metadata.level(), metadata.target());
+        (self.sink)(LogRecord { level, target, message, text, fields });
     }
 
     fn new_span(&self, _span: &Attributes<'_>) -> Id {
@@ -81,20 +88,22 @@ impl<S: Fn(LogRecord) + Send + Sync + 'static> Subscriber for LogSubscriber<S> {
     fn exit(&self, _span: &Id) {}
 }
 
-/// The message of an event, and its other fields as text, each preceded by a space.
+/// The message of an event, and its other fields as text.
 #[derive(Debug, Default)]
 struct EventText {
     message: String,
-    fields: String,
+    fields: Vec<(&'static str, String)>,
 }
 
 impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         // Formatting into a `String` fails only if the value's own implementation fails; the text so far is kept.
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            name => write!(self.fields, " {name}={value:?}"),
-        };
+        let mut text = String::new();
+        let _ = write!(text, "{value:?}");
+        match field.name() {
+            "message" => self.message = text,
+            name => self.fields.push((name, text)),
+        }
     }
 }
 
@@ -120,7 +129,13 @@ mod tests {
             tracing::debug!(target: "wholemem::a", rank = 3, name = "x\ny", size = %crate::Size(1 << 20), "made it");
         });
         let message = r#"made it rank=3 name="x\ny" size=1 MiB"#.to_owned();
-        assert_eq!(records, [LogRecord { level: Level::DEBUG, target: "wholemem::a", message }]);
+        let fields = [("rank", "3"), ("name", r#""x\ny""#), ("size", "1 MiB")];
+        let fields = fields.map(|(name, value)| (name, value.to_owned())).to_vec();
+        let text = "made it".to_owned();
+        assert_eq!(
+            records,
+            [LogRecord { level: Level::DEBUG, target: "wholemem::a", message, text, fields }]
+        );
     }
 
     #[test]

@@ -482,7 +482,7 @@ class Event:
     @property
     def kind(self) -> str:
         """The kind of the event. ``published``: the object is now the current object of its name. ``deleted``: the object was
-        deleted or replaced. ``missed``: the server was restarted, and events of names with the prefix may be lost.
+        deleted, and no object has its name now. ``missed``: the server was restarted, and events of names with the prefix may be lost.
         """
     @property
     def version(self) -> Optional[int]:

@@ -34,7 +34,7 @@ pub(crate) struct Event {
     /// The id of the event's object; 0 if the kind is ``missed``.
     id: u64,
     /// The kind of the event. ``published``: the object is now the current object of its name. ``deleted``: the object was
-    /// deleted or replaced. ``missed``: the server was restarted, and events of names with the prefix may be lost.
+    /// deleted, and no object has its name now. ``missed``: the server was restarted, and events of names with the prefix may be lost.
     kind: &'static str,
     /// The version that the published object has under its name; ``None`` for other kinds of events.
     version: Option<u64>,
@@ -43,7 +43,9 @@ pub(crate) struct Event {
 impl Event {
     fn new(event: wholemem_store::Event) -> Self {
         let (kind, version) = match event.kind {
-            EventKind::Published { version } => (PUBLISHED, Some(version)),
+            EventKind::Published { version } | EventKind::Replaced { version, .. } => {
+                (PUBLISHED, Some(version))
+            }
             _ => (DELETED, None),
         };
         Self { name: event.name, id: event.object.as_u64(), kind, version }

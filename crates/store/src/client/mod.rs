@@ -38,7 +38,7 @@ use wholemem_os::Deadline;
 
 use self::core::ClientCore;
 use crate::id::SlotState;
-use crate::protocol::{Answer, Label, RequestKind, SMALL, Status, check_name};
+use crate::protocol::{Answer, Label, MAX_COUNTED, RequestKind, SMALL, Statistics, Status, check_name};
 use crate::{Error, ObjectId, Refusal, Result};
 
 pub use draft::{Draft, PendingSeal, SealError, Sealed};
@@ -379,7 +379,20 @@ impl Client {
     pub fn watch(&self, prefix: &str) -> Result<Watch> {
         self.core.check()?;
         check_name(prefix)?;
-        Watch::open(&self.core.path, prefix)
+        Watch::open(&self.core.path, prefix, None)
+    }
+
+    /// Subscribes to the events of objects whose names begin with `prefix`, and first returns those behind a revision, the
+    /// [`Event::revision`](crate::Event::revision) of the last event that the caller has seen. The server retains the latest events of all names, about
+    /// 1 MiB of them; a replaced server has none. If it does not have all, the first call of [`Watch::next`] returns
+    /// [`Error::EventsMissed`].
+    ///
+    /// # Errors
+    /// As [`Client::watch`].
+    pub fn watch_after(&self, prefix: &str, revision: u64) -> Result<Watch> {
+        self.core.check()?;
+        check_name(prefix)?;
+        Watch::open(&self.core.path, prefix, Some(revision))
     }
 
     /// Returns the number of objects and clients of the store, and its memory usage.
@@ -391,6 +404,34 @@ impl Client {
             (Answer::Status(status), _) => Ok(status),
             _ => Err(unexpected()),
         }
+    }
+
+    /// Returns the statistics of the store's server: its process id, counters, and latencies of requests.
+    ///
+    /// # Errors
+    /// [`Error::Disconnected`].
+    pub fn statistics(&self) -> Result<Statistics> {
+        match self.core.request(RequestKind::Statistics, &[], Deadline::after(Self::TIMEOUT))? {
+            (Answer::Statistics(statistics), _) => Ok(statistics),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Returns how many clients hold each of these objects: have obtained it and not dropped it. The counts may be out of date
+    /// when they arrive.
+    ///
+    /// # Errors
+    /// [`Error::Disconnected`].
+    pub fn readers(&self, objects: &[ObjectId]) -> Result<Vec<u32>> {
+        let mut all = Vec::new();
+        for part in objects.chunks(MAX_COUNTED) {
+            let kind = RequestKind::Readers { objects: part.to_vec() };
+            match self.core.request(kind, &[], Deadline::after(Self::TIMEOUT))? {
+                (Answer::Readers { counts }, _) if counts.len() == part.len() => all.extend(counts),
+                _ => return Err(unexpected()),
+            }
+        }
+        Ok(all)
     }
 
     /// Unmaps the memory of freed objects. Every other call of the client does this too; a process that makes no calls for a long

@@ -5,26 +5,40 @@ use std::path::Path;
 
 use wholemem_os::Deadline;
 
-use super::Client;
 use super::connection::Connection;
-use crate::protocol::{Event, RequestKind};
+use super::{Client, unexpected};
+use crate::protocol::{Answer, Event, RequestKind};
 use crate::{Error, Result};
 
 /// A connection on which the server sends the events of objects whose names begin with one prefix.
+///
+/// A program that ends and starts again resumes a watch with [`Client::watch_after`] and the last [`Event::revision`].
 #[derive(Debug)]
 pub struct Watch {
     connection: Connection,
     prefix: String,
+    /// The revision of the last event that this watch has returned, or behind which it starts.
+    revision: Option<u64>,
     /// True if the watch is not registered with the current server.
     is_unregistered: bool,
+    /// True if events are lost that were not reported by [`Error::EventsMissed`] yet.
+    has_missed: bool,
 }
 
 impl Watch {
-    pub(super) fn open(path: &Path, prefix: &str) -> Result<Self> {
+    pub(super) fn open(path: &Path, prefix: &str, after: Option<u64>) -> Result<Self> {
         let (connection, _) = Connection::connect(path, Deadline::after(Client::TIMEOUT))?;
-        let mut watch = Self { connection, prefix: prefix.to_owned(), is_unregistered: true };
+        let prefix = prefix.to_owned();
+        let mut watch =
+            Self { connection, prefix, revision: after, is_unregistered: true, has_missed: false };
         watch.register()?;
         Ok(watch)
+    }
+
+    /// Returns the revision behind which the next event is: that of the last event, or of the beginning of the watch.
+    #[must_use]
+    pub fn revision(&self) -> u64 {
+        self.revision.unwrap_or_default()
     }
 
     /// Waits for the next event of the watched names.
@@ -33,18 +47,26 @@ impl Watch {
     /// after that is lost, so a caller that lists the objects then has the current state.
     ///
     /// # Errors
-    /// [`Error::EventsMissed`] if the server was replaced; the watch continues.
+    /// [`Error::EventsMissed`] if the server was replaced, or if it has not retained the events behind the revision at which the
+    /// watch was resumed; the watch continues.
     /// [`Error::TimedOut`] if there is no event before the deadline;
     /// [`Error::Disconnected`] if the store has ended, or if the caller has not read events for too long.
     pub fn next(&mut self, deadline: Deadline) -> Result<Event> {
-        if !self.is_unregistered {
+        loop {
+            if self.is_unregistered {
+                self.register()?;
+            }
+            if std::mem::take(&mut self.has_missed) {
+                return Err(Error::EventsMissed { prefix: self.prefix.clone() });
+            }
             match self.connection.event(deadline)? {
-                Some(event) => return Ok(event),
+                Some(event) => {
+                    self.revision = Some(event.revision);
+                    return Ok(event);
+                }
                 None => self.is_unregistered = true,
             }
         }
-        self.register()?;
-        Err(Error::EventsMissed { prefix: self.prefix.clone() })
     }
 
     /// Returns the next event if it has already arrived, and `None` otherwise. Never waits, so it is for event loops: they wait until the
@@ -76,8 +98,11 @@ impl Watch {
     }
 
     fn register(&mut self) -> Result<()> {
-        let kind = RequestKind::Watch { prefix: self.prefix.clone() };
-        self.connection.request(kind, &[], Deadline::after(Client::TIMEOUT))?;
+        let kind = RequestKind::WatchFrom { prefix: self.prefix.clone(), after: self.revision };
+        let (answer, _) = self.connection.request(kind, &[], Deadline::after(Client::TIMEOUT))?;
+        let Answer::Watching { revision, is_complete } = answer else { return Err(unexpected()) };
+        self.revision = Some(revision);
+        self.has_missed |= !is_complete;
         self.is_unregistered = false;
         Ok(())
     }

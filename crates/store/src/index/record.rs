@@ -196,6 +196,12 @@ impl<C: Cells> ObjectIndex<C> {
         Some(low_u32(self.cells().load(self.record_cell(id.slot()) + AT_OWNER)))
     }
 
+    /// Returns the length of an object. Only the server, which writes the records, calls this function.
+    pub(crate) fn object_len(&self, id: ObjectId) -> Option<u64> {
+        self.state(id)?;
+        Some(self.cells().load(self.record_cell(id.slot()) + AT_LEN))
+    }
+
     /// Returns true if a pinned object has the given name.
     pub(crate) fn is_named(&self, id: ObjectId, name: &str) -> bool {
         let at = self.record_cell(id.slot());

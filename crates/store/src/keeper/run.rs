@@ -117,10 +117,19 @@ impl ServerProcess {
         }
     }
 
-    /// Reaps a server that is a child of this keeper and has already exited.
-    fn reap(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.wait();
+    /// Reaps a server that is a child of this keeper and has already exited, and logs why it exited. The status of a server that
+    /// another keeper has started is unknown.
+    fn reap(&mut self, is_stopping: bool) {
+        let child = self.child.take().map(|mut child| (child.id(), child.wait()));
+        let (server, cause) = match child {
+            Some((server, Ok(status))) => (Some(server), status.to_string()),
+            Some((server, Err(error))) => (Some(server), error.to_string()),
+            None => (None, "unknown: the keeper that started the server has died".to_owned()),
+        };
+        if is_stopping {
+            tracing::debug!(server, %cause, "the server has exited");
+        } else {
+            tracing::warn!(server, %cause, "the server has died");
         }
     }
 }
@@ -178,6 +187,7 @@ pub(crate) fn run(
     // The buffer into which messages of the server are received.
     let mut packet = vec![0; MAX_PACKET];
     let start = Instant::now();
+    let mut is_stopping = false;
     loop {
         let wake_at = keeper.wake_at();
         let input = wait(&mut descriptors, &mut packet, running.as_ref(), &mut stops, wake_at, start)?;
@@ -186,12 +196,19 @@ pub(crate) fn run(
         {
             // Descriptors that the server parked before it died count, so its remaining messages are received.
             while receive_message(&dead, &mut descriptors, &mut packet).is_some() {}
-            dead.reap();
+            dead.reap(is_stopping);
         }
+        is_stopping |= input == KeeperInput::StopRequested;
         let mut output = keeper.step(start.elapsed(), input);
+        if let (None, Some(at)) = (output, keeper.wake_at()) {
+            let delay = at.saturating_sub(start.elapsed());
+            tracing::warn!(?delay, "the server failed early: the next is started after a delay");
+        }
         while output == Some(KeeperOutput::StartServer) {
             output = match ServerProcess::start(&descriptors, launch) {
                 Ok(started) => {
+                    let server = started.child.as_ref().map(Child::id);
+                    tracing::info!(server, "another server was started");
                     running = Some(started);
                     None
                 }
@@ -262,13 +279,16 @@ fn wait(
         let ready_sources = polls.iter().zip(sources).filter(|(poll, _)| !poll.revents().is_empty());
         for source in ready_sources.map(|(_, source)| source).collect::<Vec<_>>() {
             match source {
-                PollSource::Signal if stops.signals.next()?.is_some() => {
-                    return Ok(KeeperInput::StopRequested);
+                PollSource::Signal => {
+                    if let Some(signal) = stops.signals.next()? {
+                        tracing::info!(signal = signal_name(signal), "the store is stopped by a signal");
+                        return Ok(KeeperInput::StopRequested);
+                    }
                 }
-                PollSource::Signal => {}
                 PollSource::Parent => {
                     // The exit of the process that the store was started for is reported only once.
                     stops.parent = None;
+                    tracing::info!("the store is stopped: the process that it was started for has exited");
                     return Ok(KeeperInput::StopRequested);
                 }
                 PollSource::Server => {
@@ -281,6 +301,15 @@ fn wait(
                 PollSource::Death => return Ok(KeeperInput::ServerDied),
             }
         }
+    }
+}
+
+/// Returns the name of a signal that stops a store.
+fn signal_name(signal: Signal) -> &'static str {
+    match signal {
+        Signal::INT => "SIGINT",
+        Signal::HUP => "SIGHUP",
+        _ => "SIGTERM",
     }
 }
 

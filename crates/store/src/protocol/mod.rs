@@ -6,8 +6,10 @@
 //! A message is at most [`MAX_MESSAGE`](frame::MAX_MESSAGE) bytes long. The receiver validates every number before it uses it. A
 //! request has an id, under which the client sends it again if the server is replaced before it answers.
 
+mod event;
 pub(crate) mod frame;
 mod refusal;
+mod statistics;
 
 use std::collections::BTreeSet;
 
@@ -17,18 +19,24 @@ use wholemem_os::Visible;
 use crate::id::{AllocationId, ClientId, ObjectId};
 use crate::index::{MAX_META, MAX_NAME};
 
+pub(crate) use event::{Change, NameEvent, NamedVersion};
+pub use event::{Event, EventKind};
 pub use refusal::Refusal;
 pub(crate) use refusal::describe_error;
+pub use statistics::{NamedValue, RequestStatistics, Statistics};
 
 /// The version of the protocol between clients and server. New messages are appended to the enums, so that the server still
 /// decodes the messages of older clients.
-pub(crate) const PROTOCOL: u32 = 5;
+pub(crate) const PROTOCOL: u32 = 6;
 
 /// The oldest version of the client protocol that the server supports.
 pub(crate) const OLDEST_PROTOCOL: u32 = 4;
 
 /// The maximum number of objects of a pack (several objects in one memory).
 pub(crate) const MAX_MEMBERS: usize = 16 << 10;
+
+/// The maximum number of objects whose readers one request asks for.
+pub(crate) const MAX_COUNTED: usize = 1024;
 
 /// The length in bytes below which a host object is small: the object is stored in a shared arena, and its bytes are sent with
 /// the request that creates it.
@@ -168,6 +176,44 @@ pub(crate) enum RequestKind {
     /// The first request of a forked child on a separate connection: claims the pin page of `client`, whose last cell is
     /// `secret`. From now on the page is valid while the child's process lives.
     Claim { client: ClientId, secret: u64 },
+    /// Subscribes to the events of objects whose names begin with `prefix`, in the form since protocol 6. If `after` is given, the
+    /// events behind that revision are sent first, if the server still has them.
+    WatchFrom { prefix: String, after: Option<u64> },
+    /// Requests the statistics of the server.
+    Statistics,
+    /// Requests how many clients have pinned each of these objects.
+    Readers { objects: Vec<ObjectId> },
+}
+
+impl RequestKind {
+    /// Returns the name of the kind of request, for statistics.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Hello { .. } => "hello",
+            Self::Create { .. } => "create",
+            Self::Seal { .. } => "seal",
+            Self::Abandon { .. } => "abandon",
+            Self::Publish { .. } => "publish",
+            Self::Delete { .. } => "delete",
+            Self::Find { .. } => "find",
+            Self::Fetch { .. } => "fetch",
+            Self::PinReleased { .. } => "pin_released",
+            Self::Watch { .. } | Self::WatchFrom { .. } => "watch",
+            Self::Status => "status",
+            Self::Goodbye => "goodbye",
+            Self::AwaitSpace { .. } => "await_space",
+            Self::Adopt { .. } => "adopt",
+            Self::AwaitChild => "await_child",
+            Self::Claim { .. } => "claim",
+            Self::Statistics => "statistics",
+            Self::Readers { .. } => "readers",
+        }
+    }
+
+    /// Returns true if the server answers requests of this kind.
+    pub(crate) fn is_answered(&self) -> bool {
+        !matches!(self, Self::PinReleased { .. } | Self::Goodbye)
+    }
 }
 
 /// A response of the server to a client. Its id is zero if the response answers no request.
@@ -206,8 +252,21 @@ pub(crate) enum Answer {
     Refused(Refusal),
     /// A new server has taken over: the client has to send its unanswered requests again.
     Restarted,
+    /// An event of an object whose name the client watches, in the form of protocol 5.
+    NameEvent(NameEvent),
     /// An event of an object whose name the client watches.
     Event(Event),
+    /// The client watches names. It gets all events behind this revision. If `is_complete` is false, the server does not have all
+    /// events between the requested revision and this one.
+    Watching {
+        revision: u64,
+        is_complete: bool,
+    },
+    Statistics(Statistics),
+    /// The number of clients that have pinned each of the requested objects, in the order of the request.
+    Readers {
+        counts: Vec<u32>,
+    },
 }
 
 /// The memory of an object: its allocation, and the offset of the object in the allocation.
@@ -217,30 +276,6 @@ pub(crate) struct MemoryRef {
     pub(crate) allocation_len: u64,
     pub(crate) place: u32,
     pub(crate) offset: u64,
-}
-
-/// A change of the object that has a watched name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Event {
-    /// The name of the changed object.
-    pub name: String,
-    /// The id of the changed object.
-    pub object: ObjectId,
-    /// The kind of change: the object was published or deleted.
-    pub kind: EventKind,
-}
-
-/// The kinds of change of an object that an [`Event`] reports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum EventKind {
-    /// The object was sealed, and has the watched name now.
-    Published {
-        /// The version of the object, one more than that of the object that had the same name before.
-        version: u64,
-    },
-    /// The object was deleted, or another object has its name now.
-    Deleted,
 }
 
 /// The number of objects and clients of a store, and its memory usage.

@@ -14,5 +14,7 @@ mod objects;
 mod overload;
 mod raw_protocol;
 mod restarts;
+mod statistics;
 mod test_store;
 mod versions;
+mod watches;

@@ -36,24 +36,6 @@ fn a_dropped_watch_is_removed_although_its_process_lives() {
 }
 
 #[test]
-fn a_watcher_receives_the_events_of_every_object_of_a_large_pack() {
-    const COUNT: usize = 10_000;
-    let store = TestStore::start();
-    let client = store.client();
-    let mut watch = client.watch("model/").unwrap();
-    let name =
-        |number: usize| format!("model/layers.{number}.a.name.as.long.as.that.of.a.tensor.of.a.large.model");
-    let pack = (0..COUNT).fold(Pack::new("model"), |pack, number| pack.add(&name(number), 1));
-    client.create_pack(&pack).unwrap().seal().unwrap();
-    let timeout = Deadline::after(Duration::from_secs(60));
-    let mut names: Vec<_> = (0..COUNT).map(|_| watch.next(timeout).unwrap().name).collect();
-    let mut expected: Vec<_> = (0..COUNT).map(name).collect();
-    names.sort();
-    expected.sort();
-    assert!(names == expected);
-}
-
-#[test]
 fn clients_drafts_and_objects_are_dropped_in_any_order() {
     let store = TestStore::start();
     let observer = store.client();

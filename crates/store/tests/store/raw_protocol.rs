@@ -6,7 +6,7 @@ use wholemem_os::packet::Address;
 use wholemem_os::{Deadline, PacketSocket};
 
 /// The protocol version of the requests that these tests encode.
-pub(crate) const PROTOCOL: u64 = 5;
+pub(crate) const PROTOCOL: u64 = 6;
 
 /// The packet flags of the first of several packets of a message.
 pub(crate) const FIRST_AND_MORE: u8 = 3;

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use wholemem_os::PacketSocket;
 
@@ -16,15 +16,20 @@ use super::connection::{ClientConnection, ConnectionPhase, ReceiveResult, admiss
 use super::headroom::Headroom;
 use super::message_slots::{MessageSlots, SlotAction};
 use super::poller::Poller;
+use super::request_times::RequestTimes;
 use super::watchers::{EventWatchers, SendResult};
 use crate::id::ClientId;
 use crate::keeper::{DescriptorKey, DescriptorTable};
-use crate::protocol::{Answer, Event, Response};
+use crate::protocol::{Answer, Change, Event, NamedValue, Request, RequestStatistics, Response};
 use crate::server::budget::{Account, Amount, Budget, CONNECTION};
+use crate::server::machine::WatchStart;
 use crate::{Refusal, Result};
 
 /// The number of bytes that the server uses for a client's watch of names, besides the watched prefix.
 const WATCH_COST: u64 = 256;
+
+/// The interval in which the refusal of one client is logged.
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The reason why a client's connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +50,14 @@ pub(super) struct Clients {
     poller: Poller,
     budget: Budget,
     watchers: EventWatchers,
+    /// The watches of clients that use protocol 5 or older.
+    name_watchers: EventWatchers,
     slots: MessageSlots,
+    times: RequestTimes,
+    /// The number of clients that were accepted, and of those that were refused when they connected.
+    connected: [u64; 2],
+    /// The time at which the refusal of a client was logged last.
+    refusal_logged: Option<Instant>,
     /// The user that the server runs as. Only clients of this user may send descriptors with their requests.
     user: u32,
     next: u64,
@@ -59,8 +71,12 @@ impl Clients {
             connections: BTreeMap::new(),
             poller: Poller::create()?,
             budget,
-            watchers: EventWatchers::default(),
+            watchers: EventWatchers::with_history(1),
+            name_watchers: EventWatchers::default(),
             slots: MessageSlots::default(),
+            times: RequestTimes::default(),
+            connected: [0, 0],
+            refusal_logged: None,
             user,
             next: 0,
             ended: Vec::new(),
@@ -72,9 +88,10 @@ impl Clients {
         &mut self.poller
     }
 
-    /// Sets the id of the next client that connects.
+    /// Sets the id of the next client that connects, and the number before the first event.
     pub(super) fn begin_ids(&mut self, first: u64) {
         self.next = first;
+        self.watchers = EventWatchers::with_history(first + 1);
     }
 
     /// Takes over the connection of a client of the previous server; returns `None` if the keeper process has no pin page of this
@@ -100,14 +117,25 @@ impl Clients {
         match account.charge_connection(CONNECTION) {
             Ok(charge) => {
                 self.next += 1;
+                self.connected[0] += 1;
                 let connection = ClientConnection::accept(socket, account, charge, user == self.user);
                 self.register(ClientId(self.next - 1), connection)
             }
             Err(refusal) => {
-                tracing::debug!(user, %refusal, "refused a client");
+                self.connected[1] += 1;
+                self.log_refusal(user, &refusal);
                 refuse_connection(&socket, refusal);
                 Ok(())
             }
+        }
+    }
+
+    /// Logs that a client was refused, at most once in a second, since clients can connect again at once.
+    fn log_refusal(&mut self, user: u32, refusal: &Refusal) {
+        let now = Instant::now();
+        if self.refusal_logged.is_none_or(|at| now.duration_since(at) >= REFUSAL_LOG_INTERVAL) {
+            self.refusal_logged = Some(now);
+            tracing::warn!(user, %refusal, refused = self.connected[1], "a client was refused");
         }
     }
 
@@ -282,8 +310,26 @@ impl Clients {
         self.slots.has_waiting()
     }
 
+    /// Records that a client's request was received.
+    pub(super) fn begin_request(&mut self, client: ClientId, request: &Request) {
+        self.times.begin(client, request);
+    }
+
+    /// Returns what the clients of this server have done: counters by name, and their requests.
+    pub(super) fn statistics(&self) -> (Vec<NamedValue>, Vec<RequestStatistics>) {
+        let [accepted, refused] = self.connected;
+        let values = [
+            ("clients_accepted", accepted),
+            ("clients_refused", refused),
+            ("events", self.watchers.notified()),
+        ];
+        let values = values.map(|(name, value)| NamedValue::new(name, value));
+        (values.to_vec(), self.times.report())
+    }
+
     /// Sends a response to a client. If too much is queued for the client already, its connection is marked to end.
     pub(super) fn send(&mut self, client: ClientId, response: &Response, fds: Vec<Rc<OwnedFd>>) {
+        self.times.end(client, response);
         let Some(connection) = self.connections.get_mut(&client) else { return };
         if let Err(refusal) = connection.send(response, fds) {
             tracing::warn!(user = connection.account.uid(), %refusal, "cannot queue a response: the client does not read");
@@ -307,6 +353,7 @@ impl Clients {
         connection.flush();
         if connection.has_sent_all() {
             self.watchers.unblock(client);
+            self.name_watchers.unblock(client);
         }
         self.update(client);
     }
@@ -315,7 +362,7 @@ impl Clients {
     fn update(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(&client) else { return };
         let mut wanted = connection.wanted();
-        wanted.write |= self.watchers.is_blocked(client);
+        wanted.write |= self.watchers.is_blocked(client) || self.name_watchers.is_blocked(client);
         if let Some(socket) = &connection.socket
             && wanted != connection.interest
         {
@@ -327,22 +374,45 @@ impl Clients {
         }
     }
 
-    /// Registers a client's watch of all names with a prefix.
-    pub(super) fn watch(&mut self, client: ClientId, prefix: String) -> Result<(), Refusal> {
-        let Some(connection) = self.connections.get(&client) else { return Ok(()) };
+    /// Registers a client's watch of all names with a prefix. Returns the answer for a client that asks where the watch starts.
+    pub(super) fn watch(
+        &mut self,
+        client: ClientId,
+        prefix: String,
+        start: WatchStart,
+    ) -> Result<Option<Response>, Refusal> {
+        let Some(connection) = self.connections.get(&client) else { return Ok(None) };
         let charge = connection.account.charge(Amount::bytes(WATCH_COST + prefix.len() as u64))?;
-        self.watchers.add(client, connection.account.uid(), prefix, charge);
-        Ok(())
+        let user = connection.account.uid();
+        match start {
+            WatchStart::NameEvents => {
+                self.watchers.remove(client);
+                self.name_watchers.add(client, user, prefix, None, charge);
+                Ok(None)
+            }
+            WatchStart::After { request, revision } => {
+                self.name_watchers.remove(client);
+                let (revision, is_complete) = self.watchers.add(client, user, prefix, revision, charge);
+                Ok(Some(Response { id: request, answer: Answer::Watching { revision, is_complete } }))
+            }
+        }
     }
 
-    /// Appends an event to the log for the clients that watch names.
-    pub(super) fn notify(&mut self, event: Event) {
-        self.watchers.notify(event);
+    /// Appends the events of a change to the logs for the clients that watch names.
+    pub(super) fn notify(&mut self, change: &Change) {
+        for (event, names) in change.events() {
+            self.watchers.notify(names, |revision| Answer::Event(Event { revision, ..event }));
+        }
+        if self.name_watchers.has_watchers() {
+            for event in change.name_events() {
+                self.name_watchers.notify(vec![event.name.clone()], |_| Answer::NameEvent(event));
+            }
+        }
     }
 
     /// Returns true if there are events to send to clients that watch names.
     pub(super) fn has_events(&self) -> bool {
-        self.watchers.has_work()
+        self.watchers.has_work() || self.name_watchers.has_work()
     }
 
     /// Sends some events to clients that watch names. Returns the clients whose connections have to end because they have missed
@@ -350,7 +420,7 @@ impl Clients {
     pub(super) fn deliver(&mut self) -> Vec<ClientId> {
         let connections = &mut self.connections;
         let mut full = Vec::new();
-        let lost = self.watchers.deliver(|client, packets| {
+        let mut send = |client, packets: &[Vec<u8>]| {
             let is_sent =
                 connections.get_mut(&client).is_none_or(|connection| connection.try_send_packets(packets));
             if is_sent {
@@ -358,7 +428,9 @@ impl Clients {
             }
             full.push(client);
             SendResult::Full
-        });
+        };
+        let mut lost = self.watchers.deliver(&mut send);
+        lost.extend(self.name_watchers.deliver(&mut send));
         full.into_iter().for_each(|client| self.update(client));
         lost
     }
@@ -373,6 +445,8 @@ impl Clients {
             self.slots.remove(user, client);
         }
         self.watchers.remove(client);
+        self.name_watchers.remove(client);
+        self.times.forget(client);
         let has_process = connection.admitted.as_ref().is_some_and(|admitted| admitted.process.is_some());
         let is_removed = match ending {
             EndReason::Left => true,

@@ -23,7 +23,7 @@ use crate::id::ClientId;
 use crate::index::Geometry;
 use crate::keeper::{DescriptorKey, DescriptorTable, Launch, ToKeeper};
 use crate::protocol::frame::Payload;
-use crate::protocol::{Request, RequestKind};
+use crate::protocol::{Request, RequestKind, Status};
 use crate::server::budget::Charge;
 use crate::server::machine::{Input, Output, Server, ServerSettings, StepTime};
 use crate::{Refusal, Result};
@@ -84,6 +84,7 @@ pub(crate) fn run(
     while !event_loop.is_stopping {
         event_loop.run_once()?;
     }
+    event_loop.log_end();
     // Clients that have the index mapped would otherwise still find names in it after the server has stopped.
     event_loop.server.index().supersede();
     Ok(())
@@ -98,6 +99,29 @@ impl<'a> EventLoop<'a> {
     ) -> Self {
         let (heap, packet) = (HeapTrim::new(clock.start), vec![0; MAX_PACKET]);
         Self { server, executor, acceptor, clock, heap, packet, is_stopping: false }
+    }
+
+    /// Returns the status of the store.
+    pub(super) fn status(&self) -> Status {
+        self.server.status()
+    }
+
+    /// Logs what is dropped with the end of the store.
+    fn log_end(&self) {
+        let Status { objects, unsealed, clients, host, device, .. } = self.status();
+        let (host, device) = (host.used, device.used);
+        if objects + unsealed > 0 {
+            tracing::warn!(
+                objects,
+                unsealed,
+                clients,
+                host,
+                device,
+                "the store ends: its objects are dropped"
+            );
+        } else {
+            tracing::info!(clients, "the store ends: it has no objects");
+        }
     }
 
     /// Runs one iteration of the event loop: waits for events, and processes them.
@@ -215,6 +239,7 @@ impl<'a> EventLoop<'a> {
         fd: Option<OwnedFd>,
         charge: Option<Charge>,
     ) {
+        self.executor.clients.begin_request(client, &request);
         match request.kind {
             RequestKind::Goodbye => return self.end(client, EndReason::Left),
             RequestKind::AwaitChild => {

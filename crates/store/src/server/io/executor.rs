@@ -17,7 +17,7 @@ use super::memory_table::{CloseResult, MemoryTable};
 use super::workers::{JobResult, WorkerJob, Workers};
 use crate::id::{AllocationId, ClientId};
 use crate::keeper::{DescriptorKey, DescriptorTable};
-use crate::protocol::{Answer, Response};
+use crate::protocol::{Answer, Response, Statistics};
 use crate::server::machine::{HOST, Input, Output, Requester};
 use crate::{Refusal, Result};
 
@@ -49,6 +49,8 @@ pub(super) struct Executor<'a> {
     pub(super) admission: Admission,
     /// Allocations that failed and are tried again when the keeper process has freed the memory that was released before.
     pub(super) retries: BTreeMap<AllocationId, RetryJob>,
+    /// The time at which this server started, in milliseconds since the Unix epoch.
+    pub(super) started: u64,
 }
 
 impl Executor<'_> {
@@ -92,13 +94,22 @@ impl Executor<'_> {
             }
             Output::Release { allocation } => self.release(allocation),
             Output::Disconnect { client } => return Some(FollowUp::End(client, EndReason::Disconnected)),
-            Output::Watch { client, prefix } => {
-                if let Err(refusal) = self.clients.watch(client, prefix) {
+            Output::Watch { client, prefix, start } => match self.clients.watch(client, prefix, start) {
+                Ok(Some(response)) => self.clients.send(client, &response, Vec::new()),
+                Ok(None) => {}
+                Err(refusal) => {
                     let ending = EndReason::Disconnected;
                     return Some(FollowUp::Reject { client, request: 0, refusal, ending });
                 }
+            },
+            Output::Report { client, request, status, mut values } => {
+                let (of_clients, requests) = self.clients.statistics();
+                values.extend(of_clients);
+                let statistics = Statistics::new(status, std::process::id(), self.started, values, requests);
+                let response = Response { id: request, answer: Answer::Statistics(statistics) };
+                self.clients.send(client, &response, Vec::new());
             }
-            Output::Notify(event) => self.clients.notify(event),
+            Output::Notify(change) => self.clients.notify(&change),
         }
         None
     }
@@ -282,7 +293,7 @@ mod tests {
         let admission = Admission::new(index, vec![[7; 16]], headroom);
         let memory = MemoryTable::default();
         let retries = BTreeMap::new();
-        (Executor { memory, clients, keeper: keeper_link, workers, admission, retries }, keeper)
+        (Executor { memory, clients, keeper: keeper_link, workers, admission, retries, started: 0 }, keeper)
     }
 
     /// Adds a client that has just connected. Returns the client's id, and the client's end of the socket.

@@ -201,7 +201,7 @@ impl ServerMemory for MemoryTable {
         &self,
         from: PinPosition,
         work: &mut usize,
-        visit: &mut dyn FnMut(u64) -> usize,
+        visit: &mut dyn FnMut(ClientId, u64) -> usize,
     ) -> Option<PinPosition> {
         for (client, page) in self.pins.range(from.client..) {
             let mut cell = if *client == from.client { from.cell } else { 0 };
@@ -217,7 +217,7 @@ impl ServerMemory for MemoryTable {
                     return Some(PinPosition { client: *client, cell });
                 }
                 let pin = page.load_acquire(cell);
-                *work = work.saturating_sub(if pin == 0 { 1 } else { visit(pin) });
+                *work = work.saturating_sub(if pin == 0 { 1 } else { visit(*client, pin) });
             }
         }
         None

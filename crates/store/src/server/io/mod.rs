@@ -7,6 +7,7 @@
 //! | [`executor`] | carries out outputs |
 //! | [`accept`], [`admission`] | how a client connects and is admitted |
 //! | [`clients`], [`connection`], [`packet_queue`], [`message_slots`] | connections, and messages in both directions |
+//! | [`request_times`] | the number of answered requests, and how long the answers took |
 //! | [`watchers`] | events, and the clients that watch names |
 //! | [`keeper_link`] | the connection to the keeper |
 //! | [`memory_table`] | descriptors and maps of memory, and pin pages |
@@ -27,6 +28,7 @@ mod memory_table;
 mod message_slots;
 mod packet_queue;
 mod poller;
+mod request_times;
 mod startup;
 mod watchers;
 mod workers;

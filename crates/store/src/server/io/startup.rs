@@ -63,6 +63,7 @@ pub(super) fn start<'a>(
     };
     take_over_memory(allocations, &index, &mut memory);
     let clock = Clock::start(Instant::now());
+    let started = clock.now().unix;
     let (server, outputs) = Server::recover(index, &settings, &inherited, clock.now(), &mut memory);
     let epoch = server.index().epoch();
     clients.begin_ids(epoch << 32);
@@ -73,10 +74,13 @@ pub(super) fn start<'a>(
     acceptor.register(clients.poller())?;
     let admission = Admission::new(index_memory, settings.devices, headroom);
     let keeper = KeeperLink::new(socket, launch, clients.poller())?;
-    let executor = Executor { memory, clients, keeper, workers, admission, retries: BTreeMap::new() };
+    let executor =
+        Executor { memory, clients, keeper, workers, admission, retries: BTreeMap::new(), started };
     let mut event_loop = EventLoop::new(server, executor, acceptor, clock);
     event_loop.execute(outputs, None);
-    tracing::info!(epoch, clients = inherited.clients.len(), "a server serves the store");
+    let server = std::process::id();
+    let (clients, objects) = (inherited.clients.len(), event_loop.status().objects);
+    tracing::info!(epoch, server, clients, objects, "a server serves the store");
     Ok(event_loop)
 }
 

@@ -1,10 +1,11 @@
 //! The log of published and deleted names, and the clients that watch names.
 //!
-//! An event is encoded once and appended to a log. Each watcher has a position in the log, and receives later events, a bounded
-//! number at a time, when its socket accepts them. So a watcher that does not read uses no memory but its position, and
-//! publishing a name costs the same however many clients watch.
+//! An event is appended to a log, and encoded when it is sent for the first time. Each watcher has a position in the log, and
+//! receives later events, a bounded number at a time, when its socket accepts them. So a watcher that does not read uses no memory
+//! but its position, and publishing a name costs the same however many clients watch.
 //!
-//! The log is bounded. A watcher whose position is before its beginning has missed events, and is disconnected.
+//! The log is bounded. A watcher whose position is before its beginning has missed events, and is disconnected. Some events are
+//! retained after all watchers have received them, so that a watch can be resumed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -12,14 +13,18 @@ use std::rc::Rc;
 use crate::convert::to_usize;
 use crate::id::ClientId;
 use crate::protocol::frame;
-use crate::protocol::{Answer, Event, Response};
+use crate::protocol::{Answer, Response};
 use crate::server::budget::Charge;
 
-/// The maximum number of bytes of the event log: twice the events of the largest pack (objects that are published together).
-const MAX_LOG_BYTES: usize = 8 << 20;
+/// The maximum number of bytes of the event log. The events of the largest pack (objects that are published together) fit, also if
+/// the pack has no name and each of its objects an event of its own.
+const MAX_LOG_BYTES: usize = 16 << 20;
 
 /// The number of bytes that an entry of the event log uses besides its name and packets.
-const ENTRY_COST: usize = 96;
+const ENTRY_COST: usize = 192;
+
+/// The number of bytes of events that are retained after all watchers have received them.
+const HISTORY_BYTES: usize = 1 << 20;
 
 /// The number of events that one iteration of the event loop compares with the prefixes that clients watch.
 const COMPARED_AT_ONCE: usize = 64;
@@ -29,13 +34,38 @@ const SENT_AT_ONCE: usize = 8;
 
 #[derive(Debug)]
 struct LogEntry {
-    name: String,
-    packets: Rc<[Vec<u8>]>,
+    /// The sorted names of all objects that the event concerns.
+    names: Vec<String>,
+    answer: Answer,
+    packets: Option<Rc<[Vec<u8>]>>,
 }
 
 impl LogEntry {
     fn cost(&self) -> usize {
-        ENTRY_COST + self.name.len() + self.packets.iter().map(Vec::len).sum::<usize>()
+        let names: usize = self.names.iter().map(|name| size_of::<String>() + name.len()).sum();
+        // The name is also in the event, and in its packet.
+        ENTRY_COST + names + 2 * self.names.first().map_or(0, String::len)
+    }
+
+    /// Returns true if one of the names begins with a prefix.
+    fn concerns(&self, prefix: &str) -> bool {
+        let at = self.names.partition_point(|name| name.as_str() < prefix);
+        self.names.get(at).is_some_and(|name| name.starts_with(prefix))
+    }
+
+    fn packets(&mut self) -> Rc<[Vec<u8>]> {
+        let packets = self.packets.take().unwrap_or_else(|| {
+            let response = Response { id: 0, answer: self.answer.clone() };
+            match frame::encode(&response, &[]) {
+                Ok(packets) => packets.into(),
+                Err(malformed) => {
+                    tracing::error!(%malformed, "an event cannot be encoded");
+                    Rc::default()
+                }
+            }
+        });
+        self.packets = Some(Rc::clone(&packets));
+        packets
     }
 }
 
@@ -65,6 +95,10 @@ pub(super) struct EventWatchers {
     /// The number of the first event that is still in the log.
     first: u64,
     bytes: usize,
+    /// The number of bytes that the log retains for watches that are resumed.
+    history: usize,
+    /// The number of events that were appended to the log.
+    notified: u64,
     watchers: BTreeMap<ClientId, EventWatcher>,
     /// Watching clients whose sockets are not full, by their positions in the event log, for each user.
     ready: BTreeMap<u32, BTreeSet<(u64, ClientId)>>,
@@ -77,23 +111,49 @@ pub(super) struct EventWatchers {
 }
 
 impl EventWatchers {
-    /// Registers a client's watch of names with a prefix, which replaces an earlier watch of the client.
-    pub(super) fn add(&mut self, client: ClientId, user: u32, prefix: String, charge: Charge) {
+    /// Creates a log that retains events, so that watches can be resumed. `first` is the number of its first event.
+    pub(super) fn with_history(first: u64) -> Self {
+        Self { first, history: HISTORY_BYTES, ..Self::default() }
+    }
+
+    /// Registers a client's watch of names with a prefix, which replaces an earlier watch of the client. The watch begins behind
+    /// the event with the number `after`, or with the next event. Returns the number of the event before its first, and whether
+    /// the log has all events behind `after`.
+    pub(super) fn add(
+        &mut self,
+        client: ClientId,
+        user: u32,
+        prefix: String,
+        after: Option<u64>,
+        charge: Charge,
+    ) -> (u64, bool) {
         self.remove(client);
-        let next = self.end();
+        let end = self.end();
+        let resumed = after.map_or(Some(end), |after| after.checked_add(1));
+        let resumed = resumed.filter(|next| (self.first..=end).contains(next));
+        let next = resumed.unwrap_or(end);
         self.watchers.insert(client, EventWatcher { user, prefix, next, is_blocked: false, _charge: charge });
         self.ready.entry(user).or_default().insert((next, client));
+        (next.saturating_sub(1), resumed.is_some())
     }
 
     /// Removes a client's watch of names.
     pub(super) fn remove(&mut self, client: ClientId) {
-        if let Some(watcher) = self.watchers.remove(&client) {
-            self.remove_position(client, &watcher);
-        }
+        let Some(watcher) = self.watchers.remove(&client) else { return };
+        self.remove_position(client, &watcher);
         if self.watchers.is_empty() {
-            self.first = self.end();
-            self.bytes = 0;
-            self.log = VecDeque::new();
+            self.shrink(self.history);
+            self.log.shrink_to_fit();
+        }
+    }
+
+    /// Drops the oldest events until the log has at most `limit` bytes.
+    fn shrink(&mut self, limit: usize) {
+        while self.bytes > limit
+            && let Some(entry) = self.log.pop_front()
+        {
+            self.bytes -= entry.cost();
+            self.first += 1;
         }
     }
 
@@ -114,26 +174,17 @@ impl EventWatchers {
         self.first + self.log.len() as u64
     }
 
-    /// Appends an event to the log, or drops the event if no client watches names.
-    pub(super) fn notify(&mut self, event: Event) {
-        if self.watchers.is_empty() {
+    /// Appends an event to the log, or drops the event if no client watches names and the log retains nothing. `names` are the
+    /// sorted names of the objects that the event concerns; `answer` returns the event with its number.
+    pub(super) fn notify(&mut self, names: Vec<String>, answer: impl FnOnce(u64) -> Answer) {
+        if self.watchers.is_empty() && self.history == 0 {
             return;
         }
-        let name = event.name.clone();
-        match frame::encode(&Response { id: 0, answer: Answer::Event(event) }, &[]) {
-            Ok(packets) => {
-                let entry = LogEntry { name, packets: packets.into() };
-                self.bytes += entry.cost();
-                self.log.push_back(entry);
-            }
-            Err(malformed) => tracing::error!(%malformed, "an event cannot be encoded"),
-        }
-        while self.bytes > MAX_LOG_BYTES
-            && let Some(entry) = self.log.pop_front()
-        {
-            self.bytes -= entry.cost();
-            self.first += 1;
-        }
+        let entry = LogEntry { names, answer: answer(self.end()), packets: None };
+        self.bytes += entry.cost();
+        self.notified += 1;
+        self.log.push_back(entry);
+        self.shrink(if self.watchers.is_empty() { self.history } else { MAX_LOG_BYTES });
     }
 
     /// Returns true if a watching client has unsent events and its socket is not full, or if one has missed events and has to be
@@ -143,6 +194,16 @@ impl EventWatchers {
         let is_behind =
             |ready: &BTreeSet<(u64, ClientId)>| ready.first().is_some_and(|(next, _)| *next < end);
         self.ready.values().any(is_behind) || self.blocked.first().is_some_and(|(next, _)| *next < self.first)
+    }
+
+    /// Returns the number of events that were appended to the log.
+    pub(super) fn notified(&self) -> u64 {
+        self.notified
+    }
+
+    /// Returns true if any client watches names.
+    pub(super) fn has_watchers(&self) -> bool {
+        !self.watchers.is_empty()
     }
 
     /// Returns true if a client has unsent events and its socket is full.
@@ -207,9 +268,9 @@ impl EventWatchers {
                 lost.push(client);
                 continue;
             };
-            let entry = self.log.get(to_usize(at));
-            let wanted = entry.filter(|entry| entry.name.starts_with(&watcher.prefix));
-            let outcome = wanted.map(|entry| send(client, &entry.packets));
+            let entry = self.log.get_mut(to_usize(at));
+            let wanted = entry.filter(|entry| entry.concerns(&watcher.prefix));
+            let outcome = wanted.map(|entry| send(client, &entry.packets()));
             sent += usize::from(outcome.is_some());
             self.update_position(client, |watcher| match outcome {
                 Some(SendResult::Full) => watcher.is_blocked = true,
@@ -229,7 +290,7 @@ impl EventWatchers {
         let positions = self.ready.values().chain([&self.blocked]).filter_map(BTreeSet::first);
         let Some(least) = positions.map(|(next, _)| *next).min() else { return };
         for _ in 0..COMPARED_AT_ONCE {
-            if self.first >= least {
+            if self.first >= least || self.bytes <= self.history {
                 return;
             }
             let Some(entry) = self.log.pop_front() else { return };
@@ -242,36 +303,34 @@ impl EventWatchers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::ObjectId;
-    use crate::protocol::EventKind;
     use crate::server::budget::{Amount, tests::unlimited};
 
-    fn event(name: &str) -> Event {
-        Event { name: name.to_owned(), object: ObjectId::new(1, 1), kind: EventKind::Deleted }
+    fn notify(watchers: &mut EventWatchers, name: &str) {
+        watchers.notify(vec![name.to_owned()], |_| Answer::Done);
     }
 
     fn watchers(count: u64, user: u32) -> EventWatchers {
         let (mut watchers, mut budget) = (EventWatchers::default(), unlimited());
         for client in 0..count {
             let charge = budget.open(user).charge(Amount::bytes(100)).unwrap();
-            watchers.add(ClientId(client), user, String::new(), charge);
+            watchers.add(ClientId(client), user, String::new(), None, charge);
         }
         watchers
     }
 
     fn add(watchers: &mut EventWatchers, client: u64, user: u32, prefix: &str) {
         let charge = unlimited().open(user).charge(Amount::bytes(100)).unwrap();
-        watchers.add(ClientId(client), user, prefix.to_owned(), charge);
+        watchers.add(ClientId(client), user, prefix.to_owned(), None, charge);
     }
 
     #[test]
     fn a_watcher_receives_events_of_its_names_in_order_from_its_start() {
         let mut watchers = EventWatchers::default();
         add(&mut watchers, 9, 7, "");
-        watchers.notify(event("a/0"));
+        notify(&mut watchers, "a/0");
         add(&mut watchers, 1, 7, "a/");
         for name in ["a/1", "b/1", "a/2"] {
-            watchers.notify(event(name));
+            notify(&mut watchers, name);
         }
         let mut notified = Vec::new();
         while watchers.has_work() {
@@ -289,7 +348,7 @@ mod tests {
     fn the_work_of_an_iteration_is_independent_of_the_number_of_watchers() {
         for count in [10_u64, 1000] {
             let mut watchers = watchers(count, 7);
-            (0..100).for_each(|_| watchers.notify(event("x")));
+            (0..100).for_each(|_| notify(&mut watchers, "x"));
             let mut sends = 0;
             watchers.deliver(|_, _| {
                 sends += 1;
@@ -303,7 +362,7 @@ mod tests {
     fn users_are_served_round_robin_whatever_their_number_of_watchers() {
         let mut watchers = watchers(1000, 7);
         add(&mut watchers, 5000, 8, "");
-        watchers.notify(event("x"));
+        notify(&mut watchers, "x");
         let mut notified = Vec::new();
         watchers.deliver(|client, _| {
             notified.push(client);
@@ -315,13 +374,13 @@ mod tests {
     #[test]
     fn watchers_that_do_not_read_are_disconnected_when_they_miss_events() {
         let mut watchers = watchers(3, 7);
-        watchers.notify(event("x"));
+        notify(&mut watchers, "x");
         assert_eq!(watchers.deliver(|_, _| SendResult::Full), []);
         assert!(!watchers.has_work(), "the watchers wait for their sockets");
         let name = "x".repeat(200);
         let mut lost = Vec::new();
         for _ in 0..100_000 {
-            watchers.notify(event(&name));
+            notify(&mut watchers, &name);
             assert!(watchers.bytes <= MAX_LOG_BYTES);
             lost.extend(watchers.deliver(|_, _| SendResult::Full));
         }
@@ -332,7 +391,7 @@ mod tests {
     #[test]
     fn a_watcher_whose_socket_was_full_continues_at_its_position() {
         let mut watchers = watchers(1, 7);
-        (0..3).for_each(|_| watchers.notify(event("x")));
+        (0..3).for_each(|_| notify(&mut watchers, "x"));
         assert_eq!(watchers.deliver(|_, _| SendResult::Full), []);
         watchers.unblock(ClientId(0));
         let mut sends = 0;
@@ -346,5 +405,56 @@ mod tests {
             (0, 0),
             "events that all watchers have received are dropped"
         );
+    }
+
+    #[test]
+    fn an_event_of_several_names_is_sent_once_to_watchers_of_any_of_them() {
+        let mut watchers = EventWatchers::default();
+        for (client, prefix) in [(1, ""), (2, "p/"), (3, "p/b"), (4, "p/c"), (5, "q")] {
+            add(&mut watchers, client, 7, prefix);
+        }
+        let names = ["p", "p/a", "p/b", "p/d"].map(str::to_owned);
+        watchers.notify(names.to_vec(), |_| Answer::Done);
+        let mut notified = Vec::new();
+        while watchers.has_work() {
+            watchers.deliver(|client, _| {
+                notified.push(client.0);
+                SendResult::Yes
+            });
+        }
+        notified.sort_unstable();
+        assert_eq!(notified, [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_watch_is_resumed_if_the_log_still_has_the_events() {
+        let resume = |watchers: &mut EventWatchers, after| {
+            let charge = unlimited().open(7).charge(Amount::bytes(100)).unwrap();
+            watchers.add(ClientId(1), 7, String::new(), after, charge)
+        };
+        let mut watchers = EventWatchers::with_history(100);
+        assert_eq!(resume(&mut watchers, None), (99, true));
+        watchers.remove(ClientId(1));
+        (0..10).for_each(|_| notify(&mut watchers, "x"));
+        for (after, outcome) in
+            [(98, (109, false)), (99, (99, true)), (109, (109, true)), (110, (109, false))]
+        {
+            assert_eq!(resume(&mut watchers, Some(after)), outcome, "{after}");
+        }
+        assert_eq!(resume(&mut watchers, Some(u64::MAX)), (109, false));
+        resume(&mut watchers, Some(104));
+        let mut sends = 0;
+        while watchers.has_work() {
+            watchers.deliver(|_, _| {
+                sends += 1;
+                SendResult::Yes
+            });
+        }
+        assert_eq!(sends, 5);
+        (0..100_000).for_each(|_| notify(&mut watchers, "x"));
+        assert!(watchers.bytes > HISTORY_BYTES, "the watcher has not received them");
+        watchers.remove(ClientId(1));
+        assert!(watchers.bytes <= HISTORY_BYTES && watchers.bytes > HISTORY_BYTES / 2);
+        assert_eq!(resume(&mut watchers, Some(109)), (100_109, false));
     }
 }

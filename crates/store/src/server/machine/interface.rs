@@ -6,7 +6,7 @@ use super::ledger::AllocationPolicy;
 use super::pin_scan::PinPosition;
 use crate::id::{AllocationId, ClientId};
 use crate::protocol::frame::Payload;
-use crate::protocol::{Event, Refusal, Request, Response};
+use crate::protocol::{Change, NamedValue, Refusal, Request, Response, Status};
 use crate::server::budget::{Account, Charge};
 
 /// The settings of a store server: quotas, devices and user.
@@ -23,10 +23,11 @@ pub(crate) struct ServerSettings {
 }
 
 impl ServerSettings {
-    /// Sets the quota of host memory for objects. At most an eighth of the quota is preallocated.
+    /// Sets the quota of host memory for objects. At most half of the quota is preallocated, and less if little of it or of the
+    /// machine's memory is free.
     pub(crate) fn set_host_quota(&mut self, quota: u64) {
         self.host.quota = quota;
-        self.prealloc_limit = quota / 8;
+        self.prealloc_limit = quota / 2;
     }
 }
 
@@ -35,13 +36,13 @@ pub(crate) trait ServerMemory {
     /// Copies the bytes of a small object to an arena. Returns true on success.
     fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) -> bool;
     /// Reads the clients' pins in the order of client ids, starting at a position, until `work` is used up or, depending on the
-    /// implementation, the end of a page is reached. `visit` returns the work that a pin took. Returns the position to continue
-    /// at; `None` after the last page.
+    /// implementation, the end of a page is reached. `visit` returns the work that a pin of a client took. Returns the position
+    /// to continue at; `None` after the last page.
     fn read_pins(
         &self,
         from: PinPosition,
         work: &mut usize,
-        visit: &mut dyn FnMut(u64) -> usize,
+        visit: &mut dyn FnMut(ClientId, u64) -> usize,
     ) -> Option<PinPosition>;
     /// Removes the pin page of a client that has left, and returns the pins that the client had set.
     fn take_pins(&mut self, client: ClientId) -> Vec<u64>;
@@ -104,10 +105,21 @@ pub(crate) enum Output {
     Reclaim { allocation: AllocationId },
     /// Close the connection of a client.
     Disconnect { client: ClientId },
-    /// Send a client all future events of names with this prefix.
-    Watch { client: ClientId, prefix: String },
-    /// Send an event to the clients that watch the event's name.
-    Notify(Event),
+    /// Send a client the events of names with this prefix.
+    Watch { client: ClientId, prefix: String, start: WatchStart },
+    /// Answer a request for statistics: with this status and these values, and with those of the I/O side.
+    Report { client: ClientId, request: u64, status: Status, values: Vec<NamedValue> },
+    /// Send the events of a change to the clients that watch the names of the changed objects.
+    Notify(Change),
+}
+
+/// Where a watch of a client starts, and the form of its events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WatchStart {
+    /// The events from now on, in the form of protocol 5.
+    NameEvents,
+    /// The events behind a revision, or from now on. The I/O side answers the request.
+    After { request: u64, revision: Option<u64> },
 }
 
 /// The requester of a worker thread's job, which allocates or seals memory. Workers serve requesters round-robin.

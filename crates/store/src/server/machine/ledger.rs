@@ -64,6 +64,8 @@ pub(super) struct Ledger {
     entries: BTreeMap<AllocationId, AllocationEntry>,
     /// The arenas whose memory is ready, by place (the host or a device).
     arenas: BTreeMap<u32, Arenas>,
+    /// The length of all arenas.
+    arena_bytes: u64,
     align: Granule,
     slots: Slots,
 }
@@ -73,7 +75,16 @@ impl Ledger {
         let kind = |policy| KindUsage { policy, used: 0 };
         let align = Granule::new(ALIGN).expect("the alignment is a power of two");
         let (entries, arenas) = (BTreeMap::new(), BTreeMap::new());
-        Self { host: kind(host), device: kind(device), devices, entries, arenas, align, slots }
+        Self {
+            host: kind(host),
+            device: kind(device),
+            devices,
+            entries,
+            arenas,
+            arena_bytes: 0,
+            align,
+            slots,
+        }
     }
 
     pub(super) fn policy(&self, place: u32) -> AllocationPolicy {
@@ -88,6 +99,16 @@ impl Ledger {
     pub(super) fn usage(&self) -> (Usage, Usage) {
         let usage = |kind: &KindUsage| Usage { used: kind.used, quota: kind.policy.quota };
         (usage(&self.host), usage(&self.device))
+    }
+
+    /// Returns the number of allocations.
+    pub(super) fn count(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns the length of all arenas.
+    pub(super) fn arena_bytes(&self) -> u64 {
+        self.arena_bytes
     }
 
     pub(super) fn check_place(&self, place: u32) -> Result<(), Refusal> {
@@ -189,6 +210,7 @@ impl Ledger {
     }
 
     fn enter(&mut self, id: AllocationId, record: AllocationRecord) {
+        self.arena_bytes += if record.is_arena { record.len } else { 0 };
         let arena = record.is_arena.then(|| Suballocator::with_granule(to_usize(record.len), self.align));
         self.entries.insert(id, AllocationEntry { record, regions: BTreeMap::new(), arena, is_ready: false });
     }
@@ -305,6 +327,7 @@ impl Ledger {
     pub(super) fn close(&mut self, id: AllocationId) {
         if let Some(entry) = self.entries.remove(&id) {
             self.kind(entry.record.place).used -= entry.record.len;
+            self.arena_bytes -= if entry.record.is_arena { entry.record.len } else { 0 };
             if let (true, Some(arenas)) = (entry.record.is_arena, self.arenas.get_mut(&entry.record.place)) {
                 arenas.remove(id);
             }

@@ -36,6 +36,11 @@ impl MemoryPool {
         &self.ledger
     }
 
+    /// Returns the length of the memory that is preallocated or being preallocated.
+    pub(super) fn prealloc_bytes(&self) -> u64 {
+        self.prealloc.held()
+    }
+
     /// Returns the time at which preallocated memory has to be allocated or released next.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         self.prealloc.wake_at()

@@ -14,6 +14,7 @@
 //! | [`memory_pool`], [`ledger`], [`arenas`], [`prealloc`] | memory accounting |
 //! | [`sessions`], [`request_history`] | clients, and which object each request has created |
 //! | [`retirement`], [`pin_scan`] | deleted objects, until no client has them pinned |
+//! | [`readers`] | counts the clients that have objects pinned |
 //! | [`waiting`] | requests for a name or for free space that are answered later |
 //! | [`recovery`] | derives the state from the index of a previous server |
 //!
@@ -30,6 +31,7 @@ mod pending;
 mod pin_scan;
 mod plan;
 mod prealloc;
+mod readers;
 mod recovery;
 mod request_history;
 mod retirement;
@@ -45,7 +47,7 @@ mod tests;
 mod waiting;
 
 pub(crate) use interface::{
-    Input, Output, Requester, ServerMemory, ServerSettings, SharedAllocation, StepTime,
+    Input, Output, Requester, ServerMemory, ServerSettings, SharedAllocation, StepTime, WatchStart,
 };
 pub(crate) use ledger::{AllocationPolicy, HOST};
 pub(crate) use pin_scan::{PAGE_WORK, PinPosition};

@@ -35,6 +35,16 @@ impl ObjectCounts {
     }
 }
 
+/// The number of changes of objects since the server started.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ObjectTotals {
+    pub(super) sealed: u64,
+    /// The length of all sealed objects; a pack has one length.
+    pub(super) sealed_bytes: u64,
+    pub(super) deleted: u64,
+    pub(super) freed: u64,
+}
+
 /// The creator of an object: client, user, request and time. They are the same for all objects of a pack (objects in one memory).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Creator {
@@ -64,6 +74,7 @@ pub(super) struct ObjectTable<C> {
     /// The other objects of each pack (objects in one memory), by the first object of the pack.
     members: BTreeMap<ObjectId, BTreeSet<ObjectId>>,
     counts: ObjectCounts,
+    totals: ObjectTotals,
 }
 
 impl<C: Cells> ObjectTable<C> {
@@ -72,7 +83,8 @@ impl<C: Cells> ObjectTable<C> {
     pub(super) fn new(index: ObjectIndex<C>) -> Self {
         let slots = Slots::used_up_to(index.geometry().slots, index.used_slots());
         let (names, members) = (BTreeMap::new(), BTreeMap::new());
-        Self { index, slots, names, members, counts: ObjectCounts::default() }
+        let (counts, totals) = (ObjectCounts::default(), ObjectTotals::default());
+        Self { index, slots, names, members, counts, totals }
     }
 
     pub(super) fn index(&self) -> &ObjectIndex<C> {
@@ -81,6 +93,16 @@ impl<C: Cells> ObjectTable<C> {
 
     pub(super) fn counts(&self) -> ObjectCounts {
         self.counts
+    }
+
+    /// Returns the number of changes of objects since the server started.
+    pub(super) fn totals(&self) -> ObjectTotals {
+        self.totals
+    }
+
+    /// Adds the length of an object or a pack, by its first object, to the length of all sealed objects.
+    pub(super) fn count_sealed(&mut self, first: ObjectId) {
+        self.totals.sealed_bytes += self.index.object_len(first).unwrap_or_default();
     }
 
     /// Returns the state and the index record of an object; `None` if the object does not exist.
@@ -226,6 +248,12 @@ impl<C: Cells> ObjectTable<C> {
         }
         if let Some(count) = self.counts.of(state) {
             *count += 1;
+        }
+        match state {
+            SlotState::Sealed => self.totals.sealed += 1,
+            SlotState::Deleted => self.totals.deleted += 1,
+            SlotState::Free => self.totals.freed += 1,
+            SlotState::Created => {}
         }
         self.index.commit(id, state);
     }

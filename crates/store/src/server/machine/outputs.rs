@@ -2,8 +2,8 @@
 
 use super::interface::{Output, SharedAllocation};
 use super::sessions::Sessions;
-use crate::id::{AllocationId, ClientId, ObjectId};
-use crate::protocol::{Answer, Event, EventKind, Refusal, Response};
+use crate::id::{AllocationId, ClientId};
+use crate::protocol::{Answer, Change, Refusal, Response};
 
 /// The outputs of the current step of the state machine.
 #[derive(Debug, Default)]
@@ -39,9 +39,11 @@ impl Outputs {
         self.push(Output::Respond { client, response: Response { id, answer }, share });
     }
 
-    /// Sends an event to the clients that watch a name.
-    pub(super) fn notify(&mut self, name: &str, object: ObjectId, kind: EventKind) {
-        self.push(Output::Notify(Event { name: name.to_owned(), object, kind }));
+    /// Sends the events of a change to the clients that watch names, if the change concerns any name.
+    pub(super) fn notify(&mut self, change: Change) {
+        if !change.published.is_empty() || !change.deleted.is_empty() {
+            self.push(Output::Notify(change));
+        }
     }
 
     /// Returns the allocations that the current step of the state machine releases.

@@ -188,13 +188,14 @@ impl PinScan {
             && let Some(at) = pass.at
         {
             let pinned = &mut pass.pinned;
-            let mut visit = |pin: u64| match ObjectId::from_u64(pin).filter(|id| self.contains(*id)) {
-                Some(id) => {
-                    pinned.insert(id);
-                    HIT_WORK
-                }
-                None => 1,
-            };
+            let mut visit =
+                |_: ClientId, pin: u64| match ObjectId::from_u64(pin).filter(|id| self.contains(*id)) {
+                    Some(id) => {
+                        pinned.insert(id);
+                        HIT_WORK
+                    }
+                    None => 1,
+                };
             pass.at = server_memory.read_pins(at, work, &mut visit);
         }
         let is_read = pass.at.is_none();
@@ -242,7 +243,7 @@ mod tests {
             &self,
             from: PinPosition,
             work: &mut usize,
-            visit: &mut dyn FnMut(u64) -> usize,
+            visit: &mut dyn FnMut(ClientId, u64) -> usize,
         ) -> Option<PinPosition> {
             let page = self.pages.get(usize::try_from(from.client.0).unwrap())?;
             for cell in from.cell.max(1)..=page.len() {
@@ -250,7 +251,7 @@ mod tests {
                     return Some(PinPosition { client: from.client, cell });
                 }
                 self.read.set(self.read.get() + 1);
-                *work = work.saturating_sub(visit(page[cell - 1]));
+                *work = work.saturating_sub(visit(from.client, page[cell - 1]));
             }
             Some(PinPosition { client: ClientId(from.client.0 + 1), cell: 0 })
         }

@@ -2,8 +2,8 @@
 //! does not wait for an allocation.
 //!
 //! The memory of a sealed object can never be written again, so it is freed with its object. Fresh memory of the same length is
-//! then allocated while the server is idle: a client that replaces an object by its next version finds it ready. Blocks of short
-//! lengths are preallocated as soon as one of that length was sealed.
+//! then allocated while the server is idle: a client that replaces an object by its next version finds it ready. Memory of a length
+//! that was just sealed is preallocated too, since the next object often has the same length.
 //!
 //! Memory in use and preallocated memory are within the quota together, and preallocated memory has a limit of its own. Blocks
 //! that are unused for some time are released. If memory cannot be allocated for a request, preallocated memory is released
@@ -24,7 +24,7 @@ const IDLE_DELAY: Duration = Duration::from_millis(4);
 /// How long the server retains an unused block of preallocated memory.
 const MAX_IDLE: Duration = Duration::from_secs(10);
 
-/// The length up to which memory is preallocated even before memory of that length was freed.
+/// The length up to which [`BLOCKS_PER_LENGTH`] blocks are preallocated, and one block of longer memory.
 const MAX_SHORT_LEN: u64 = 16 << 20;
 
 /// The number of preallocated blocks of each length up to [`MAX_SHORT_LEN`].
@@ -104,9 +104,8 @@ impl Prealloc {
     /// Schedules the preallocation of memory of this length, after an object with its own allocation of this length was sealed:
     /// others may follow.
     pub(super) fn expect_next(&mut self, len: u64, now: Duration) {
-        if len <= MAX_SHORT_LEN {
-            self.add_demand(len, BLOCKS_PER_LENGTH, now);
-        }
+        let count = if len <= MAX_SHORT_LEN { BLOCKS_PER_LENGTH } else { 1 };
+        self.add_demand(len, count, now);
     }
 
     /// Schedules the preallocation of memory of this length, after memory of this length was freed with its object: another
@@ -307,6 +306,16 @@ mod tests {
         assert_eq!((prealloc.take(8, later), prealloc.take(4, later)), (None, None));
         let demands: Vec<_> = prealloc.demands.iter().map(|demand| (demand.len, demand.count)).collect();
         assert_eq!((demands, prealloc.wake_at()), (vec![(4, 1)], Some(later + IDLE_DELAY)));
+    }
+
+    #[test]
+    fn a_sealed_object_of_any_length_demands_the_next_of_its_length() {
+        let mut prealloc = Prealloc::new(1 << 30);
+        for len in [MAX_SHORT_LEN, MAX_SHORT_LEN + 1, (1 << 30) + 1] {
+            prealloc.expect_next(len, NOW);
+        }
+        let demands: Vec<_> = prealloc.demands.iter().map(|demand| (demand.len, demand.count)).collect();
+        assert_eq!(demands, [(MAX_SHORT_LEN, BLOCKS_PER_LENGTH), (MAX_SHORT_LEN + 1, 1)]);
     }
 
     const LEN: u64 = 100 << 10;

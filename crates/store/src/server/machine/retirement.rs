@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use super::interface::ServerMemory;
 use super::objects::ObjectTable;
-use super::outputs::Outputs;
 use super::pin_scan::{FREE_WORK, PinScan};
 use crate::cells::Cells;
 use crate::id::{ObjectId, SlotState};
-use crate::protocol::EventKind;
+use crate::protocol::NamedVersion;
 
 /// The deleted objects that are not freed yet, and the scan for their pins.
 #[derive(Debug)]
@@ -49,12 +48,13 @@ impl Retirement {
 
     /// Marks an object as deleted and, if it is the first object of a pack, all objects of the pack. The mark of the first object
     /// commits the deletion. The record of another object of a pack is retained as long as the pack.
+    /// Returns the deleted objects that were sealed and have names.
     pub(super) fn retire<C: Cells>(
         &mut self,
         object: ObjectId,
         objects: &mut ObjectTable<C>,
-        outputs: &mut Outputs,
-    ) {
+    ) -> Vec<NamedVersion> {
+        let mut named = Vec::new();
         let pack: Vec<_> = objects.pack(object).collect();
         for id in pack {
             let Some((state, record)) = objects.mark_deleted(id) else { continue };
@@ -62,10 +62,11 @@ impl Retirement {
                 self.scan.add(id);
             }
             if state == SlotState::Sealed && !record.name.is_empty() {
-                outputs.notify(&record.name, id, EventKind::Deleted);
+                named.push(NamedVersion { name: record.name, object: id, version: record.version });
             }
         }
         self.search(object, objects);
+        named
     }
 
     /// Adds an object that the index marks as deleted, and schedules a scan for its pins.
@@ -169,7 +170,7 @@ mod tests {
     fn the_objects_of_a_pack_are_freed_when_none_is_pinned_and_the_first_last() {
         let mut objects =
             ObjectTable::new(ObjectIndex::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY));
-        let (mut retirement, mut outputs) = (Retirement::new(GEOMETRY.slots), Outputs::default());
+        let mut retirement = Retirement::new(GEOMETRY.slots);
         let kind = create("p", 0, &[("p/a", 10), ("p/b", 20)], 0);
         let creator = Creator { client: ClientId(1), owner: 7, request: 1, created: 0 };
         let region = Region { allocation: AllocationId::new(0, 0), offset: 0, len: 4096 };
@@ -177,8 +178,8 @@ mod tests {
         let pack: Vec<_> = objects.pack(first).collect();
         retirement.pin_released(first, &objects);
         assert!(!retirement.is_active(), "the object is not deleted");
-        retirement.retire(first, &mut objects, &mut outputs);
-        assert_eq!((retirement.count(), outputs.take()), (3, vec![]), "a draft has no events");
+        let deleted = retirement.retire(first, &mut objects);
+        assert_eq!((retirement.count(), deleted), (3, vec![]), "a draft has no events");
         let mut pins = TestMemory::default();
         pins.pins.insert(pack[1]);
         let unpinned = pass(&mut retirement, &objects, &pins, |_| false);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::creation::Creation;
-use super::interface::{Input, Output, ServerMemory, StepTime};
+use super::interface::{Input, Output, ServerMemory, StepTime, WatchStart};
 use super::sealing::Sealing;
 use super::sessions::Reception;
 use super::state::StoreState;
@@ -12,7 +12,7 @@ use crate::cells::Cells;
 use crate::id::{ClientId, ObjectId};
 use crate::index::ObjectIndex;
 use crate::protocol::frame::Payload;
-use crate::protocol::{Answer, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, RequestKind, check_name};
+use crate::protocol::{Answer, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, RequestKind, Status, check_name};
 use crate::server::budget::Charge;
 
 /// The number of request history entries of departed clients that one step of the state machine drops.
@@ -37,6 +37,11 @@ impl<C: Cells> Server<C> {
         self.state.objects.index()
     }
 
+    /// Returns the status of the store.
+    pub(crate) fn status(&self) -> Status {
+        self.state.status()
+    }
+
     /// Returns the protocol version of a client.
     pub(crate) fn protocol(&self, client: ClientId) -> u32 {
         self.state.sessions.protocol(client)
@@ -51,7 +56,10 @@ impl<C: Cells> Server<C> {
     /// next step.
     pub(crate) fn wake_at(&self) -> Option<Duration> {
         let state = &self.state;
-        if self.creation.is_ready(state.retirement.passes()) || state.history.has_abandoned() {
+        if self.creation.is_ready(state.retirement.passes())
+            || state.history.has_abandoned()
+            || state.readers.is_active()
+        {
             return Some(Duration::ZERO);
         }
         let wakes = [state.waiting.wake_at(), state.retirement.wake_at(), state.memory.wake_at()];
@@ -82,6 +90,7 @@ impl<C: Cells> Server<C> {
             Input::Tick => {}
         }
         self.state.scan_pins(server_memory);
+        self.state.count_readers(server_memory);
         self.creation.resume(&mut self.state, server_memory);
         let StoreState { memory, waiting, sessions, history, outputs, .. } = &mut self.state;
         memory.update(now.elapsed, outputs);
@@ -152,9 +161,26 @@ impl<C: Cells> Server<C> {
             RequestKind::PinReleased { object } => state.retirement.pin_released(object, &state.objects),
             RequestKind::Watch { prefix } => {
                 return Some(check_name(&prefix).map(|()| {
-                    state.outputs.push(Output::Watch { client, prefix });
+                    state.outputs.push(Output::Watch { client, prefix, start: WatchStart::NameEvents });
                     Answer::Done
                 }));
+            }
+            RequestKind::WatchFrom { prefix, after } => match check_name(&prefix) {
+                Ok(()) => {
+                    let start = WatchStart::After { request: id, revision: after };
+                    state.outputs.push(Output::Watch { client, prefix, start });
+                }
+                Err(refusal) => return Some(Err(refusal)),
+            },
+            RequestKind::Statistics => {
+                let (status, values) = (state.status(), state.values());
+                state.outputs.push(Output::Report { client, request: id, status, values });
+            }
+            RequestKind::Readers { objects } => {
+                let StoreState { readers, sessions, .. } = state;
+                if let Err(refusal) = readers.add(client, id, objects, sessions) {
+                    return Some(Err(refusal));
+                }
             }
             RequestKind::Status => return Some(Ok(Answer::Status(state.status()))),
             RequestKind::Goodbye => self.leave(client, server_memory),
@@ -184,6 +210,7 @@ impl<C: Cells> Server<C> {
         let state = &mut self.state;
         let drafts = state.sessions.leave(client);
         state.waiting.forget(client);
+        state.readers.forget(client);
         self.creation.forget_client(client);
         for object in drafts {
             state.drop_draft(object);

@@ -60,11 +60,11 @@ impl ServerMemory for TestMemory {
         &self,
         _: PinPosition,
         work: &mut usize,
-        visit: &mut dyn FnMut(u64) -> usize,
+        visit: &mut dyn FnMut(ClientId, u64) -> usize,
     ) -> Option<PinPosition> {
         self.scans.set(self.scans.get() + 1);
         for pin in &self.pins.held {
-            *work = work.saturating_sub(visit(pin.as_u64()));
+            *work = work.saturating_sub(visit(ClientId(0), pin.as_u64()));
         }
         None
     }
@@ -263,16 +263,23 @@ impl Simulation {
                     assert!(self.parked.remove(&allocation), "an allocation was freed twice");
                     None
                 }
-                Output::Watch { client, prefix } => {
+                Output::Watch { client, prefix, .. } => {
                     self.watchers.insert(client, prefix);
                     None
                 }
-                Output::Notify(event) => {
-                    let watchers = self.watchers.values().filter(|prefix| event.name.starts_with(*prefix));
-                    answers.extend(watchers.map(|_| Answer::Event(event.clone())));
+                Output::Notify(change) => {
+                    for (event, names) in change.events() {
+                        let is_watched =
+                            |prefix: &&String| names.iter().any(|name| name.starts_with(*prefix));
+                        let watchers = self.watchers.values().filter(is_watched);
+                        answers.extend(watchers.map(|_| Answer::Event(event.clone())));
+                    }
                     None
                 }
-                Output::Admit { .. } | Output::Disconnect { .. } | Output::Promote { .. } => None,
+                Output::Report { .. }
+                | Output::Admit { .. }
+                | Output::Disconnect { .. }
+                | Output::Promote { .. } => None,
             };
             if let Some(input) = follows {
                 outputs.extend(self.step(input));

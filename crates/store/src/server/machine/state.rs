@@ -7,6 +7,7 @@ use super::objects::{Creator, NamedObject, ObjectTable};
 use super::outputs::Outputs;
 use super::pin_scan::STEP_WORK;
 use super::plan::CreatePlan;
+use super::readers::ReaderCounts;
 use super::request_history::RequestHistory;
 use super::retirement::Retirement;
 use super::sessions::Sessions;
@@ -14,7 +15,9 @@ use super::waiting::WaitingRequests;
 use crate::cells::Cells;
 use crate::id::{ClientId, ObjectId, SlotState};
 use crate::index::{ObjectIndex, ObjectRecord, Region};
-use crate::protocol::{Answer, ByteRange, EventKind, Label, MemoryRef, Refusal, Status};
+use crate::protocol::{
+    Answer, ByteRange, Change, Label, MemoryRef, NamedValue, NamedVersion, Refusal, Status,
+};
 
 /// The objects, memory and clients of a store, and the outputs of the current step of the state machine.
 #[derive(Debug)]
@@ -25,6 +28,7 @@ pub(super) struct StoreState<C> {
     pub(super) history: RequestHistory,
     pub(super) retirement: Retirement,
     pub(super) waiting: WaitingRequests,
+    pub(super) readers: ReaderCounts,
     pub(super) outputs: Outputs,
     pub(super) now: StepTime,
 }
@@ -41,6 +45,7 @@ impl<C: Cells> StoreState<C> {
             history: RequestHistory::default(),
             retirement,
             waiting: WaitingRequests::default(),
+            readers: ReaderCounts::default(),
             outputs: Outputs::default(),
             now,
         }
@@ -110,6 +115,21 @@ impl<C: Cells> StoreState<C> {
             device,
             epoch: self.objects.index().epoch(),
         }
+    }
+
+    /// Returns the counters and sizes that a server reports besides its status.
+    pub(super) fn values(&self) -> Vec<NamedValue> {
+        let totals = self.objects.totals();
+        let values = [
+            ("objects_sealed", totals.sealed),
+            ("bytes_sealed", totals.sealed_bytes),
+            ("objects_deleted", totals.deleted),
+            ("objects_freed", totals.freed),
+            ("allocations", self.memory.ledger().count() as u64),
+            ("arena_bytes", self.memory.ledger().arena_bytes()),
+            ("preallocated_bytes", self.memory.prealloc_bytes()),
+        ];
+        values.map(|(name, value)| NamedValue::new(name, value)).to_vec()
     }
 
     /// Checks that a client may assign a name to a new object, which deletes the object that has the name now.
@@ -182,14 +202,20 @@ impl<C: Cells> StoreState<C> {
     /// Completes the sealing of a single object, or of a pack whose first object has been sealed: seals the other objects of the
     /// pack, assigns the names, and deletes the objects that had these names before.
     fn publish(&mut self, first: ObjectId) {
-        for id in self.objects.seal_members(first) {
-            let Some(NamedObject { record, replaced }) = self.objects.assign_name(id) else { continue };
-            self.waiting.name_found(&record.name, id, &self.sessions, &mut self.outputs);
-            self.outputs.notify(&record.name, id, EventKind::Published { version: record.version });
+        let mut change = Change::default();
+        self.objects.count_sealed(first);
+        let all = self.objects.seal_members(first);
+        for id in &all {
+            let Some(NamedObject { record, replaced }) = self.objects.assign_name(*id) else { continue };
+            self.waiting.name_found(&record.name, *id, &self.sessions, &mut self.outputs);
+            change.is_pack |= *id == first && all.len() > 1;
+            let (name, version) = (record.name, record.version);
+            change.published.push(NamedVersion { name, object: *id, version });
             if let Some(replaced) = replaced {
-                self.retire(replaced);
+                change.deleted.extend(self.retirement.retire(replaced, &mut self.objects));
             }
         }
+        self.outputs.notify(change);
     }
 
     /// Deletes an object on behalf of a client.
@@ -240,7 +266,9 @@ impl<C: Cells> StoreState<C> {
     }
 
     pub(super) fn retire(&mut self, object: ObjectId) {
-        self.retirement.retire(object, &mut self.objects, &mut self.outputs);
+        let deleted = self.retirement.retire(object, &mut self.objects);
+        let is_pack = deleted.len() > 1 && deleted[0].object == object;
+        self.outputs.notify(Change { published: Vec::new(), deleted, is_pack });
     }
 
     /// Scans some pins of clients, and frees deleted objects that are not pinned.
@@ -260,6 +288,11 @@ impl<C: Cells> StoreState<C> {
                 }
             }
         }
+    }
+
+    /// Reads some pins of clients for requests that ask for the readers of objects.
+    pub(super) fn count_readers(&mut self, server_memory: &impl ServerMemory) {
+        self.readers.read(server_memory, &self.sessions, &mut self.outputs);
     }
 
     fn next_unpinned(&mut self, work: &mut usize) -> Option<Vec<ObjectId>> {
@@ -293,7 +326,6 @@ mod tests {
     use super::super::waiting::TimedRequest;
     use super::*;
     use crate::cells::recorded::RecordedCells;
-    use crate::protocol::Event;
     use crate::server::budget::tests::unlimited;
 
     const OWNER: ClientId = ClientId(1);
@@ -327,8 +359,8 @@ mod tests {
         state.insert(client, request, &CreatePlan::new(&kind).unwrap(), region, slot_state)
     }
 
-    fn event(object: ObjectId, kind: EventKind) -> Output {
-        Output::Notify(Event { name: "name".to_owned(), object, kind })
+    fn named(object: ObjectId, version: u64) -> NamedVersion {
+        NamedVersion { name: "name".to_owned(), object, version }
     }
 
     #[test]
@@ -337,8 +369,9 @@ mod tests {
         let first = insert(&mut state, OWNER, 1, SlotState::Sealed);
         state.outputs.take();
         let second = insert(&mut state, OWNER, 2, SlotState::Sealed);
-        let published = event(second, EventKind::Published { version: 2 });
-        assert_eq!(state.outputs.take(), [published, event(first, EventKind::Deleted)]);
+        let (published, deleted) = (vec![named(second, 2)], vec![named(first, 1)]);
+        let change = Change { published, deleted, is_pack: false };
+        assert_eq!(state.outputs.take(), [Output::Notify(change)]);
         assert_eq!((state.status().objects, state.status().retired), (1, 1));
         state.retire(second);
         state.outputs.take();

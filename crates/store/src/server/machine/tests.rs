@@ -279,7 +279,7 @@ fn a_watcher_is_notified_of_names_with_its_prefix() {
     let created = sim.request(client, create("b/x", 0, &[], 0), &[]);
     assert_eq!(events(created), Vec::<String>::new());
     let created = sim.request(client, create("a/x", 0, &[], 0), &[]);
-    assert_eq!(events(created), ["a/x Published { version: 2 }", "a/x Deleted"]);
+    assert_eq!(events(created), ["a/x Replaced { version: 2, previous: 1 }"]);
 }
 
 #[test]
