@@ -118,7 +118,10 @@ static uint64_t number(struct fuzz *fuzz) {
 static uint32_t small(struct fuzz *fuzz) { return below(fuzz, 16) == 0 ? UINT32_MAX - (uint32_t)below(fuzz, 2) : (uint32_t)below(fuzz, 4); }
 
 /* A number of an enumeration. */
-static uint32_t choice(struct fuzz *fuzz) { return below(fuzz, 8) == 0 ? (uint32_t)next_random(fuzz) : (uint32_t)below(fuzz, 20); }
+static uint32_t choice(struct fuzz *fuzz) {
+    const uint64_t kind = below(fuzz, 16);
+    return kind == 0 ? (uint32_t)next_random(fuzz) : (uint32_t)below(fuzz, kind < 10 ? 2 : 20);
+}
 
 static uint64_t timeout(struct fuzz *fuzz) { return below(fuzz, 4) == 0 ? below(fuzz, 3000000) : below(fuzz, 2); }
 
@@ -268,6 +271,72 @@ static void destroy_all(void) {
     }
 }
 
+static int is_missing(unsigned kind) {
+    pthread_mutex_lock(&lock);
+    int missing = 1;
+    for (unsigned i = 0; i < KEPT; i++) {
+        missing &= kept[kind][i] == 0;
+    }
+    pthread_mutex_unlock(&lock);
+    return missing;
+}
+
+/* Creates one object of each kind that there is none of, with valid arguments. Other threads may free what it needs. */
+static void prepare(struct fuzz *fuzz) {
+    wm_backend_t backend;
+    if (is_missing(KIND_wm_backend_t) && is_ok("wm_backend_open", wm_backend_open(WM_BACKEND_HOST, 2, &backend))) {
+        keep(fuzz, KIND_wm_backend_t, backend.value);
+    }
+    wm_device_t device;
+    backend.value = kept_handle(fuzz, KIND_wm_backend_t);
+    if (is_missing(KIND_wm_device_t) && is_ok("wm_device_open", wm_device_open(backend, 0, &device))) {
+        keep(fuzz, KIND_wm_device_t, device.value);
+    }
+    wm_communicator_t communicator;
+    device.value = kept_handle(fuzz, KIND_wm_device_t);
+    /* Calls that fail make communicators unusable, so new ones are needed. */
+    const int is_new = below(fuzz, 4) == 0;
+    communicator.value = kept_handle(fuzz, KIND_wm_communicator_t);
+    if ((is_new || communicator.value == 0) &&
+        is_ok("wm_communicator_create_local", wm_communicator_create_local(&device, 1, NULL, &communicator))) {
+        keep(fuzz, KIND_wm_communicator_t, communicator.value);
+    }
+    const uint64_t dimensions[2] = {8, 4};
+    wm_tensor_spec_t spec;
+    memset(&spec, 0, sizeof spec);
+    spec.struct_size = sizeof spec;
+    spec.shape = dimensions;
+    spec.dimensions = 2;
+    spec.dtype = WM_DTYPE_F32;
+    wm_tensor_t tensor;
+    if ((is_new || is_missing(KIND_wm_tensor_t)) && is_ok("wm_tensor_create", wm_tensor_create(communicator, &spec, &tensor))) {
+        keep(fuzz, KIND_wm_tensor_t, tensor.value);
+    }
+    wm_memory_spec_t memory_spec;
+    memset(&memory_spec, 0, sizeof memory_spec);
+    memory_spec.struct_size = sizeof memory_spec;
+    memory_spec.rows = 16;
+    memory_spec.row_len = 64;
+    wm_memory_t memory;
+    if (is_missing(KIND_wm_memory_t) && is_ok("wm_memory_create", wm_memory_create(communicator, &memory_spec, &memory))) {
+        keep(fuzz, KIND_wm_memory_t, memory.value);
+    }
+    wm_symmetric_memory_t symmetric;
+    if ((is_new || is_missing(KIND_wm_symmetric_memory_t)) &&
+        is_ok("wm_symmetric_memory_create", wm_symmetric_memory_create(communicator, NULL, &symmetric))) {
+        keep(fuzz, KIND_wm_symmetric_memory_t, symmetric.value);
+    }
+    wm_graph_t graph;
+    if (is_missing(KIND_wm_graph_t) &&
+        is_ok("wm_graph_capture", wm_graph_capture(communicator, NULL, work, NULL, &graph))) {
+        keep(fuzz, KIND_wm_graph_t, graph.value);
+    }
+    wm_store_t store;
+    if (is_missing(KIND_wm_store_t) && is_ok("wm_store_connect", wm_store_connect(socket_path, NULL, &store))) {
+        keep(fuzz, KIND_wm_store_t, store.value);
+    }
+}
+
 struct thread {
     pthread_t thread;
     uint64_t seed, sequences;
@@ -286,6 +355,7 @@ static void *run(void *data) {
     fuzz.buffer = own;
     memset(own, 0, BUFFER_LEN + 4096);
     for (uint64_t sequence = 0; sequence < thread->sequences; sequence++) {
+        prepare(&fuzz);
         for (unsigned i = 0; i < CALLS; i++) {
             fuzz.without_buffers = below(&fuzz, 8) == 0;
             calls[below(&fuzz, sizeof calls / sizeof *calls)](&fuzz);

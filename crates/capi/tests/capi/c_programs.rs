@@ -5,7 +5,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use wholemem_comm::UniqueId;
 
-use super::support::{library_folder, repository};
+use super::support::{library_folder, repository, run_path};
 
 /// The compilers, of which at least the first must be installed, and the standard.
 const COMPILERS: [&str; 2] = ["cc", "clang"];
@@ -33,7 +33,7 @@ fn compile(compiler: &str, name: &str, program: &Path) {
     let mut compile = Command::new(compiler);
     compile.args(["-std=c11", "-O1", "-Wall", "-Wextra", "-pedantic", "-Werror", "-pthread", &include, "-o"]);
     compile.arg(program).arg(source).arg(format!("-L{}", libraries.display()));
-    compile.args(["-lwholemem_capi", &format!("-Wl,-rpath,{}", libraries.display())]);
+    compile.args(["-lwholemem_capi", &run_path(&libraries)]);
     let output = compile.output().unwrap();
     assert!(output.status.success(), "{compiler}: {}", String::from_utf8_lossy(&output.stderr));
 }
