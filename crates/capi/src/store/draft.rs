@@ -97,21 +97,22 @@ impl Target {
     }
 
     fn copy_at(&mut self, member: usize, offset: usize, source: SharedSlice<'_>) -> Result<()> {
-        Ok(match self {
+        match self {
             Self::One(draft) => draft.copy_at(offset, source)?,
             Self::Pack(pack) => pack.copy_at(member, offset, source)?,
-        })
+        }
+        Ok(())
     }
 
     /// Seals the draft. If it fails and the draft can be sealed again, the draft is returned with the error.
-    fn seal(self) -> Result<Sealed, (Error, Option<Self>)> {
+    fn seal(self) -> Result<Sealed, (Error, Option<Box<Self>>)> {
         match self {
-            Self::One(draft) => draft
-                .seal()
-                .map_err(|SealError { error, draft, .. }| (error, draft.map(|draft| Self::One(*draft)))),
-            Self::Pack(pack) => pack
-                .seal()
-                .map_err(|SealError { error, draft, .. }| (error, draft.map(|draft| Self::Pack(*draft)))),
+            Self::One(draft) => draft.seal().map_err(|SealError { error, draft, .. }| {
+                (error, draft.map(|draft| Box::new(Self::One(*draft))))
+            }),
+            Self::Pack(pack) => pack.seal().map_err(|SealError { error, draft, .. }| {
+                (error, draft.map(|draft| Box::new(Self::Pack(*draft))))
+            }),
         }
     }
 }
@@ -404,7 +405,7 @@ pub unsafe extern "C" fn wm_store_draft_seal(
         let mut returned = None;
         let outcome = object.store.run_for(state.space_timeout, || {
             target.seal().map_err(|(error, target)| {
-                returned = target;
+                returned = target.map(|target| *target);
                 error
             })
         });

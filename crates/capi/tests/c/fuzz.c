@@ -225,6 +225,9 @@ static int is_ok(const char *function, wm_status_t status) {
     return 0;
 }
 
+/* The number of successful calls of each function. */
+static atomic_ullong successes[512];
+
 #include "fuzz_calls.h"
 
 static void destroy(unsigned kind, uint64_t handle) {
@@ -416,6 +419,11 @@ int main(int count, char **arguments) {
         if (created[kind] != destroyed[kind] || created[kind] == 0) {
             fprintf(stderr, "%s: %llu handles created, %llu freed\n", kind_names[kind], created[kind], destroyed[kind]);
             result |= created[kind] != destroyed[kind];
+        }
+    }
+    for (unsigned i = 0; i < sizeof calls / sizeof *calls; i++) {
+        if (successes[i] == 0) {
+            printf("never succeeded: %s\n", call_names[i]);
         }
     }
     printf("%llu calls succeeded, %llu failed\n", succeeded, failed);

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use wholemem_comm::UniqueId;
 
 use super::support::{library_folder, repository, run_path};
+use super::test_store::TestStore;
 
 /// The compilers, of which at least the first must be installed, and the standard.
 const COMPILERS: [&str; 2] = ["cc", "clang"];
@@ -74,5 +75,14 @@ fn four_processes_of_a_c_program_get_the_right_results() {
         for (rank, output) in outputs.enumerate() {
             assert_eq!(succeeded(&output), format!("rank {rank} of 4: ok\n"));
         }
+    });
+}
+
+#[test]
+fn a_c_program_uses_a_store_and_gets_a_report_and_log_events() {
+    let served = TestStore::start();
+    with_program("store.c", |program| {
+        let output = Command::new(program).arg(served.socket().to_str().unwrap()).output().unwrap();
+        assert_eq!(succeeded(&output), "ok\n");
     });
 }

@@ -46,9 +46,10 @@ impl<'a> Generator<'a> {
     }
 
     /// Generates a C function that calls a function of the interface with random arguments.
-    fn call(&self, name: &str, prototype: &str) -> String {
+    fn call(&self, number: usize, name: &str, prototype: &str) -> String {
         let parameters = prototype.split_once('(').unwrap().1.strip_suffix(");").unwrap();
         let mut made = Statements::default();
+        let count = format!("atomic_fetch_add(&successes[{number}], 1);");
         for parameter in parameters.split(", ").filter(|parameter| *parameter != "void") {
             let (kind, parameter) = split(parameter);
             self.argument(name, &kind, &parameter, &mut made);
@@ -59,18 +60,18 @@ impl<'a> Generator<'a> {
         match prototype.split_once(' ').unwrap().0 {
             "wm_status_t" if ALWAYS_FREE.contains(&name) => {
                 let _ = writeln!(text, "    wm_status_t status = {name}({arguments});");
-                let _ = writeln!(text, "    (void)is_ok(\"{name}\", status);");
+                let _ = writeln!(text, "    if (is_ok(\"{name}\", status)) {count}");
                 let _ = writeln!(text, "    if (status != WM_ERROR_INVALID_HANDLE) {{\n{}    }}", made.after);
             }
             "wm_status_t" => {
                 let _ = writeln!(
                     text,
-                    "    if (is_ok(\"{name}\", {name}({arguments}))) {{\n{}    }}",
+                    "    if (is_ok(\"{name}\", {name}({arguments}))) {{\n        {count}\n{}    }}",
                     made.after
                 );
             }
             _ => {
-                let _ = writeln!(text, "    (void){name}({arguments});");
+                let _ = writeln!(text, "    (void){name}({arguments});\n    {count}");
             }
         }
         text + "}\n\n"
@@ -228,11 +229,18 @@ fn generate(header: &Declarations) -> [(&'static str, String); 3] {
         );
     }
     names += "};\n\n";
+    let functions = || header.functions.iter().enumerate();
     let calls: String =
-        header.functions.iter().map(|(name, prototype)| generator.call(name, prototype)).collect();
-    let list: Vec<_> = header.functions.iter().map(|(name, _)| format!("fuzz_{name}")).collect();
-    let list = format!("static void (*const calls[])(struct fuzz *) = {{{}}};\n", list.join(", "));
-    [("fuzz_handles.h", handles), ("fuzz_calls.h", names + &calls + &list), ("fuzz_destroy.h", destroy)]
+        functions().map(|(number, (name, prototype))| generator.call(number, name, prototype)).collect();
+    let list = |begin: &str, item: &dyn Fn(&str) -> String| {
+        let items: Vec<_> = functions().map(|(_, (name, _))| item(name)).collect();
+        format!("{begin} = {{{}}};\n", items.join(", "))
+    };
+    let calls = names
+        + &calls
+        + &list("static void (*const calls[])(struct fuzz *)", &|name| format!("fuzz_{name}"))
+        + &list("static const char *const call_names[]", &|name| format!("\"{name}\""));
+    [("fuzz_handles.h", handles), ("fuzz_calls.h", calls), ("fuzz_destroy.h", destroy)]
 }
 
 #[test]
