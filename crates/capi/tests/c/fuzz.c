@@ -43,7 +43,7 @@ struct fuzz {
 static const char *folder, *socket_path;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t kept[KINDS][KEPT], freed[KINDS];
-static atomic_ullong created[KINDS], destroyed[KINDS], succeeded, failed, events;
+static atomic_ullong created[KINDS], destroyed[KINDS], succeeded, failed, events, last_id;
 
 static uint64_t next_random(struct fuzz *fuzz) {
     uint64_t z = (fuzz->random += 0x9e3779b97f4a7c15u);
@@ -122,6 +122,11 @@ static uint32_t choice(struct fuzz *fuzz) {
     const uint64_t kind = below(fuzz, 16);
     return kind == 0 ? (uint32_t)next_random(fuzz) : (uint32_t)below(fuzz, kind < 10 ? 2 : 20);
 }
+
+static wm_dtype_t dtype(struct fuzz *fuzz) { return below(fuzz, 2) == 0 ? WM_DTYPE_F32 : choice(fuzz); }
+
+/* The id of an object of the store. */
+static uint64_t id(struct fuzz *fuzz) { return below(fuzz, 4) == 0 ? number(fuzz) : (uint64_t)last_id; }
 
 static uint64_t timeout(struct fuzz *fuzz) { return below(fuzz, 4) == 0 ? below(fuzz, 3000000) : below(fuzz, 2); }
 
@@ -337,6 +342,25 @@ static void prepare(struct fuzz *fuzz) {
     wm_store_t store;
     if (is_missing(KIND_wm_store_t) && is_ok("wm_store_connect", wm_store_connect(socket_path, NULL, &store))) {
         keep(fuzz, KIND_wm_store_t, store.value);
+    }
+    store.value = kept_handle(fuzz, KIND_wm_store_t);
+    wm_store_sealed_t sealed;
+    if (is_new && is_ok("wm_store_put", wm_store_put(store, "a", "bytes", 5, NULL, &sealed))) {
+        atomic_store(&last_id, sealed.id);
+    }
+    wm_store_pack_t pack;
+    wm_store_draft_t draft;
+    if (is_new && is_ok("wm_store_pack_create", wm_store_pack_create("b", NULL, &pack))) {
+        (void)is_ok("wm_store_pack_add", wm_store_pack_add(pack, "a/b", 10, NULL));
+        if (is_ok("wm_store_draft_create_pack", wm_store_draft_create_pack(store, pack, &draft))) {
+            (void)is_ok("wm_store_draft_seal", wm_store_draft_seal(draft, NULL));
+            keep(fuzz, KIND_wm_store_draft_t, draft.value);
+        }
+        keep(fuzz, KIND_wm_store_pack_t, pack.value);
+    }
+    wm_store_object_t object;
+    if (is_new && is_ok("wm_store_get", wm_store_get(store, "b", 0, &object))) {
+        keep(fuzz, KIND_wm_store_object_t, object.value);
     }
 }
 
