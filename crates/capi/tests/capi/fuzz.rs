@@ -177,7 +177,7 @@ impl<'a> Generator<'a> {
             }
             ("size_t" | "uint64_t", "len" | "meta_len") => "extent(fuzz, MAX_LEN)".to_owned(),
             ("size_t" | "uint64_t", "count") => "extent(fuzz, 64)".to_owned(),
-            ("uint32_t", "virtual_devices" | "size" | "lanes") => "(uint32_t)below(fuzz, 4)".to_owned(),
+            ("uint32_t", "size" | "lanes") => "(uint32_t)below(fuzz, 4)".to_owned(),
             // Most values of these flags are valid.
             ("uint32_t", "skip_bad" | "convert") => {
                 "below(fuzz, 8) == 0 ? small(fuzz) : below(fuzz, 2)".to_owned()
