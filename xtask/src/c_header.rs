@@ -39,6 +39,14 @@ const SOURCES: &[&str] = &[
     "symmetric.rs",
     "collective.rs",
     "graph.rs",
+    "store/client.rs",
+    "store/entry.rs",
+    "store/object.rs",
+    "store/draft.rs",
+    "store/watch.rs",
+    "text.rs",
+    "doctor.rs",
+    "log.rs",
 ];
 
 /// A part of the digest in the generated header. Increase it when the output of this generator changes.

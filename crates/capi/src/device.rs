@@ -22,6 +22,9 @@ pub const WM_BACKEND_CUDA: wm_backend_kind_t = 2;
 /// The size of the name of a device, with its NUL.
 pub const WM_DEVICE_NAME_SIZE: usize = 128;
 
+/// The maximum number of virtual devices. Each takes memory of the process.
+const MAX_VIRTUAL_DEVICES: u32 = 1024;
+
 /// An open backend. Devices of two open backends cannot be mixed.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +74,7 @@ unsafe impl Plain for wm_device_info_t {
 /// Opens a backend.
 ///
 /// `virtual_devices` is 0, or the number of devices that the host backend shall have instead of one for each NUMA node: several ranks
-/// in one process, and tests, can so have a device each. It must be 0 for other backends.
+/// in one process, and tests, can so have a device each. It is at most 1024, and must be 0 for other backends.
 ///
 /// Returns `WM_ERROR_UNAVAILABLE` if the backend does not work on this machine. The caller frees the handle with `wm_backend_destroy`.
 #[unsafe(no_mangle)]
@@ -89,6 +92,11 @@ pub unsafe extern "C" fn wm_backend_open(
 }
 
 fn open_backend(kind: wm_backend_kind_t, virtual_devices: u32) -> Result<Backend> {
+    if virtual_devices > MAX_VIRTUAL_DEVICES {
+        return Err(invalid(format!(
+            "`virtual_devices` is {virtual_devices}, more than {MAX_VIRTUAL_DEVICES}"
+        )));
+    }
     let opened = match (kind, virtual_devices) {
         (WM_BACKEND_HOST, 1..) => Backend::host(HostConfig::virtual_devices(virtual_devices as usize)),
         (WM_BACKEND_AUTO | WM_BACKEND_CUDA, 1..) => {

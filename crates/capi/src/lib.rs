@@ -3,6 +3,7 @@
 //! ```text
 //!   version         the version of the library and of the interface
 //!   device, communicator ...    the exported functions, by object
+//!   doctor, log, text           what works on this machine; log events; texts that the library returns
 //!   argument        checks of pointers and structures that callers pass
 //!   call            what every exported function runs in: catches panics, and records errors
 //!   last_error      the error of the last call of each thread
@@ -30,14 +31,18 @@ mod call;
 pub mod collective;
 pub mod communicator;
 pub mod device;
+pub mod doctor;
 pub mod dtype;
 mod failure;
 pub mod graph;
 mod handle;
 pub mod last_error;
+pub mod log;
 pub mod memory;
 pub mod rows;
 pub mod status;
+pub mod store;
 pub mod symmetric;
 pub mod tensor;
+pub mod text;
 pub mod version;

@@ -273,7 +273,7 @@ pub unsafe extern "C" fn wm_window_adopt(
 }
 
 /// Frees a window on all ranks, and waits until all ranks have freed it. Collective. Afterwards registered memory of this rank may be
-/// freed.
+/// freed. If the wait fails, the handle is freed nevertheless.
 #[unsafe(no_mangle)]
 pub extern "C" fn wm_window_deregister(window: wm_window_t) -> wm_status_t {
     call(|| {

@@ -118,7 +118,7 @@ fn robust_lock() -> Result<()> {
     let address = NonNull::from(&*memory).cast();
     // SAFETY: the words in `memory` are aligned for a lock, large enough, not used otherwise, and live as long as
     // `memory`.
-    let lock = unsafe { RobustLock::create_at(address, memory) }?;
+    let lock = unsafe { RobustLock::create_at(address, Arc::<[AtomicU64; WORDS]>::clone(&memory)) }?;
     let (lock, held) = std::thread::scope(|scope| {
         let holder =
             std::thread::Builder::new().spawn_scoped(scope, || lock.try_lock().map(std::mem::forget));
@@ -127,6 +127,8 @@ fn robust_lock() -> Result<()> {
         Ok((&lock, holder.join().unwrap_or(Err(Error::OwnerDied))))
     })?;
     held?;
+    // SAFETY: the guard that the thread forgot has one reference to `memory`, and nothing uses the guard after its thread has ended.
+    unsafe { Arc::decrement_strong_count(Arc::as_ptr(&memory)) };
     expect(lock.state() == LockState::Died, "state of a lock whose owner died")
 }
 

@@ -35,11 +35,13 @@ pub(crate) enum Kind {
     StoreObject,
     StorePack,
     StoreWatch,
+    StoreList,
     LogSubscription = 48,
+    Text,
 }
 
 impl Kind {
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 18] = [
         Self::Device,
         Self::Communicator,
         Self::Stream,
@@ -55,7 +57,9 @@ impl Kind {
         Self::StoreObject,
         Self::StorePack,
         Self::StoreWatch,
+        Self::StoreList,
         Self::LogSubscription,
+        Self::Text,
     ];
 
     /// Returns the kind with a number of a handle.
@@ -82,7 +86,9 @@ impl fmt::Display for Kind {
             Self::StoreObject => "store object",
             Self::StorePack => "store pack",
             Self::StoreWatch => "store watch",
+            Self::StoreList => "store list",
             Self::LogSubscription => "log subscription",
+            Self::Text => "text",
         })
     }
 }

@@ -5,7 +5,8 @@ use std::process::{Child, Command, Output, Stdio};
 
 use wholemem_comm::UniqueId;
 
-use super::support::{library_folder, repository};
+use super::support::{library_folder, repository, run_path};
+use super::test_store::TestStore;
 
 /// The compilers, of which at least the first must be installed, and the standard.
 const COMPILERS: [&str; 2] = ["cc", "clang"];
@@ -33,7 +34,7 @@ fn compile(compiler: &str, name: &str, program: &Path) {
     let mut compile = Command::new(compiler);
     compile.args(["-std=c11", "-O1", "-Wall", "-Wextra", "-pedantic", "-Werror", "-pthread", &include, "-o"]);
     compile.arg(program).arg(source).arg(format!("-L{}", libraries.display()));
-    compile.args(["-lwholemem_capi", &format!("-Wl,-rpath,{}", libraries.display())]);
+    compile.args(["-lwholemem_capi", &run_path(&libraries)]);
     let output = compile.output().unwrap();
     assert!(output.status.success(), "{compiler}: {}", String::from_utf8_lossy(&output.stderr));
 }
@@ -74,5 +75,14 @@ fn four_processes_of_a_c_program_get_the_right_results() {
         for (rank, output) in outputs.enumerate() {
             assert_eq!(succeeded(&output), format!("rank {rank} of 4: ok\n"));
         }
+    });
+}
+
+#[test]
+fn a_c_program_uses_a_store_and_gets_a_report_and_log_events() {
+    let served = TestStore::start();
+    with_program("store.c", |program| {
+        let output = Command::new(program).arg(served.socket().to_str().unwrap()).output().unwrap();
+        assert_eq!(succeeded(&output), "ok\n");
     });
 }

@@ -17,18 +17,20 @@ const OF_VERSION: [&str; 2] = ["WM_VERSION", "WM_ABI_"];
 
 /// The declarations of a C header.
 #[derive(Debug, Default)]
-struct Declarations {
+pub(crate) struct Declarations {
     constants: Vec<String>,
-    types: Vec<String>,
+    pub(crate) types: Vec<String>,
     /// The structures with the names of their fields.
-    structures: Vec<(String, Vec<String>)>,
+    pub(crate) structures: Vec<(String, Vec<String>)>,
+    /// The structures with the types and names of their fields.
+    pub(crate) fields: Vec<(String, Vec<(String, String)>)>,
     /// The functions with their prototypes.
-    functions: Vec<(String, String)>,
+    pub(crate) functions: Vec<(String, String)>,
 }
 
 impl Declarations {
     /// Reads a header that cbindgen has written.
-    fn read(header: &str) -> Self {
+    pub(crate) fn read(header: &str) -> Self {
         let mut read = Self::default();
         let mut rest = without_comments(header);
         while let Some((line, after)) = rest.split_once('\n') {
@@ -43,6 +45,8 @@ impl Declarations {
                 let (body, after) = rest.split_once('}').unwrap();
                 let (name, after) = after.split_once(';').unwrap();
                 let fields = body.split(';').filter_map(field).collect();
+                let typed = body.split(';').filter_map(typed_field).collect();
+                read.fields.push((name.trim().to_owned(), typed));
                 read.structures.push((name.trim().to_owned(), fields));
                 rest = after.to_owned();
             } else if line.starts_with("typedef ") {
@@ -96,6 +100,13 @@ fn without_comments(header: &str) -> String {
 fn field(declaration: &str) -> Option<String> {
     let name = declaration.split('[').next()?.trim().rsplit([' ', '*']).next()?;
     (!name.is_empty()).then(|| name.to_owned())
+}
+
+/// Returns the type and the name in the declaration of a field.
+fn typed_field(declaration: &str) -> Option<(String, String)> {
+    let name = field(declaration)?;
+    let declaration = declaration.split('[').next()?.trim();
+    Some((declaration.strip_suffix(&name)?.trim().to_owned(), name))
 }
 
 /// Returns the lines of the current interface.

@@ -60,6 +60,9 @@ fn numbers_that_do_not_exist_are_refused() {
     assert_eq!(fails(status, WM_ERROR_INVALID_ARGUMENT), "there is no kind of backend 3");
     // SAFETY: the pointer is valid.
     fails(unsafe { wm_backend_open(WM_BACKEND_CUDA, 2, &raw mut backend) }, WM_ERROR_INVALID_ARGUMENT);
+    // SAFETY: the pointer is valid.
+    let status = unsafe { wm_backend_open(WM_BACKEND_HOST, u32::MAX, &raw mut backend) };
+    assert_eq!(fails(status, WM_ERROR_INVALID_ARGUMENT), "`virtual_devices` is 4294967295, more than 1024");
     assert_eq!(backend.value, 0, "a call that fails writes no output");
     on_each(local(1), |communicator, _| {
         let shape = [10, 2];

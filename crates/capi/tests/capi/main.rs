@@ -10,10 +10,14 @@
 
 mod c_programs;
 mod collectives;
+mod doctor_and_log;
 mod fake_driver;
+mod fuzz;
 mod interface_list;
 mod invalid_arguments;
 mod ranks;
 mod rows;
 mod statuses;
+mod store;
 mod support;
+mod test_store;

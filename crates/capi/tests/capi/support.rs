@@ -70,3 +70,9 @@ pub(crate) fn library_folder() -> PathBuf {
     assert!(folder.join("libwholemem_capi.so").exists(), "no library in {}", folder.display());
     folder
 }
+
+/// Returns the linker's option for a program that loads the library from a folder, even if `LD_LIBRARY_PATH`, which cargo sets, has an
+/// older one.
+pub(crate) fn run_path(folder: &Path) -> String {
+    format!("-Wl,--disable-new-dtags,-rpath,{}", folder.display())
+}

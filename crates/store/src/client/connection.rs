@@ -52,6 +52,7 @@ impl Connection {
             match Self::connect_once(path, deadline) {
                 // The server died before the keeper held this connection, or the backlog of the socket is full. The client
                 // connects again, because the socket exists while the keeper lives.
+                Err(Error::Disconnected) if is_interrupted() => return Err(Error::Interrupted),
                 Err(Error::Disconnected) if !deadline.has_passed() => std::thread::sleep(RETRY),
                 outcome => return outcome,
             }
