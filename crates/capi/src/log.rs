@@ -202,7 +202,7 @@ fn run(queue: &LogQueue, subscription: u64, deliver: impl Fn(LogLevel, &str, &st
         if records.is_empty() {
             return;
         }
-        for LogRecord { level, target, message } in records {
+        for LogRecord { level, target, message, .. } in records {
             deliver(LogLevel::from_level(level), target, &message);
         }
         if dropped > 0 {

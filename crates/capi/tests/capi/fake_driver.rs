@@ -18,7 +18,7 @@ use super::support::{fails, last_error, ok};
 fn tables_windows_and_streams_work_on_the_cuda_backend() {
     if std::env::var_os("WHOLEMEM_CAPI_ON_FAKE").is_none() {
         let Some(fake) = FakeCuda::install() else { return };
-        let settings = [("WHOLEMEM_CAPI_ON_FAKE", "1"), ("WHOLEMEM_FAKE_CUDA_SKIP_COLLECTIVES", "1")];
+        let settings = [("WHOLEMEM_CAPI_ON_FAKE", "1"), ("WHOLEMEM_FAKE_CUDA_SKIP_KERNELS", "1")];
         assert_eq!(fake.rerun(&[test_name!()], &settings), 1);
         return;
     }

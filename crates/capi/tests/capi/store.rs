@@ -323,7 +323,8 @@ fn a_watch_gets_events_and_ends_when_it_is_freed() {
     ok(unsafe { wm_store_watch(store, c"w/".as_ptr(), &raw mut watch) });
     put(store, c"other", b"");
     let sealed = put(store, c"w/seen", b"1");
-    ok(wm_store_delete(store, sealed.id));
+    let replacing = put(store, c"w/seen", b"2");
+    ok(wm_store_delete(store, replacing.id));
     // SAFETY: the pointer is valid, and the structure has the size in its first field.
     ok(unsafe { wm_store_watch_next(watch, 60 * SECOND, &raw mut next) });
     assert_eq!(
@@ -332,7 +333,24 @@ fn a_watch_gets_events_and_ends_when_it_is_freed() {
     );
     // SAFETY: the pointer is valid, and the structure has the size in its first field.
     ok(unsafe { wm_store_watch_next(watch, 60 * SECOND, &raw mut next) });
-    assert_eq!((next.kind, next.version), (WM_STORE_EVENT_DELETED, 0));
+    let first = next.revision;
+    let summary =
+        |next: &wm_store_event_t| (next.kind, next.id, next.version, next.previous, next.objects);
+    let rest =
+        [(WM_STORE_EVENT_REPLACED, replacing.id, 2, 1, 1), (WM_STORE_EVENT_DELETED, replacing.id, 2, 0, 1)];
+    assert_eq!(summary(&next), rest[0]);
+    // SAFETY: the pointer is valid, and the structure has the size in its first field.
+    ok(unsafe { wm_store_watch_next(watch, 60 * SECOND, &raw mut next) });
+    assert_eq!(summary(&next), rest[1]);
+    let mut later = wm_store_watch_t { value: 0 };
+    // SAFETY: the pointers are valid.
+    ok(unsafe { wm_store_watch_after(store, c"w/".as_ptr(), first - 1, &raw mut later) });
+    for expected in rest {
+        // SAFETY: the pointer is valid, and the structure has the size in its first field.
+        ok(unsafe { wm_store_watch_next(later, 60 * SECOND, &raw mut next) });
+        assert_eq!(summary(&next), expected);
+    }
+    ok(wm_store_watch_destroy(later));
     // SAFETY: the pointer is valid, and the structure has the size in its first field.
     fails(unsafe { wm_store_watch_next(watch, 1, &raw mut next) }, WM_ERROR_STORE_TIMED_OUT);
     std::thread::scope(|scope| {
