@@ -25,7 +25,21 @@ const INTRODUCTION: &str = "crates/capi/src/introduction.h";
 const FOLDER: &str = "crates/capi/src";
 
 /// The modules whose public items are translated, in the order of the header.
-const SOURCES: &[&str] = &["version.rs", "status.rs", "last_error.rs", "argument.rs", "device.rs"];
+const SOURCES: &[&str] = &[
+    "version.rs",
+    "status.rs",
+    "last_error.rs",
+    "argument.rs",
+    "device.rs",
+    "communicator.rs",
+    "dtype.rs",
+    "memory.rs",
+    "tensor.rs",
+    "rows.rs",
+    "symmetric.rs",
+    "collective.rs",
+    "graph.rs",
+];
 
 /// A part of the digest in the generated header. Increase it when the output of this generator changes.
 const GENERATION: &str = "1";

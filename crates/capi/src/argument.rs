@@ -261,3 +261,24 @@ pub(crate) fn copy_text(text: &str, to: &mut [c_char]) {
         *to = c_char::from_ne_bytes([*byte]);
     }
 }
+
+/// Copies a structure that grows, which the caller must pass.
+///
+/// # Safety
+/// As [`options`].
+pub(crate) unsafe fn required<T: Plain>(pointer: *const T, argument: &str) -> Result<T> {
+    checked(pointer.cast_mut(), argument)?;
+    // SAFETY: the caller guarantees what `options` requires.
+    let passed = unsafe { options(pointer, argument) }?;
+    passed.ok_or_else(|| unreachable!("the pointer is not null"))
+}
+
+/// Returns a length or an offset as a size of this machine.
+pub(crate) fn size(value: u64, argument: &str) -> Result<usize> {
+    usize::try_from(value).map_err(|_| invalid(format!("`{argument}` exceeds the address space")))
+}
+
+/// Returns an address of memory that is mapped in this process as a pointer for C.
+pub(crate) fn pointer(address: u64) -> *mut std::ffi::c_void {
+    ptr::with_exposed_provenance_mut(wholemem_os::width::to_usize(address))
+}

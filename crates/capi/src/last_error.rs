@@ -101,6 +101,23 @@ pub(crate) fn set(failure: Failure) -> wm_status_t {
     status
 }
 
+/// Returns the error of a function of the program that this thread has called, and that returned `status`: the last error, if the
+/// function failed because of a call of the library with this status.
+pub(crate) fn take_with(status: wm_status_t) -> Failure {
+    let last = LAST.try_with(|last| last.take()).unwrap_or_default();
+    HAS_FAILED.set(false);
+    if last.status != status {
+        return Failure::new(status, "a function of the program returned an error");
+    }
+    let text = |text: CString| text.to_string_lossy().into_owned();
+    let mut failure = Failure::new(status, text(last.message));
+    failure.0.hint = last.hint.map(|hint| text(hint).into());
+    failure.0.rank = last.rank;
+    failure.0.missing = last.missing.into_iter().map(Rank).collect();
+    failure.0.position = last.position;
+    failure
+}
+
 /// Returns a text as a C string. A NUL in it, such as one in a name that a caller passed, becomes a space.
 fn c_string(text: String) -> CString {
     CString::new(text).unwrap_or_else(|error| {

@@ -27,9 +27,17 @@
 
 pub mod argument;
 mod call;
+pub mod collective;
+pub mod communicator;
 pub mod device;
+pub mod dtype;
 mod failure;
+pub mod graph;
 mod handle;
 pub mod last_error;
+pub mod memory;
+pub mod rows;
 pub mod status;
+pub mod symmetric;
+pub mod tensor;
 pub mod version;
