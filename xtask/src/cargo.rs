@@ -20,8 +20,9 @@ pub(crate) fn clippy() -> Result<()> {
     let all = ["--workspace", "--all-targets"];
     // Tests enable features for the whole workspace, so the shipped packages are checked separately to find code that is unused
     // without these features.
-    let [program, package] = [["--package", "wholemem-cli"], ["--package", "wholemem-python"]];
-    for selected in [all, program, package] {
+    let [program, library, package] =
+        ["wholemem-cli", "wholemem-capi", "wholemem-python"].map(|package| ["--package", package]);
+    for selected in [all, program, library, package] {
         let mut clippy = command::cargo();
         clippy.arg("clippy").args(selected).args(["--locked", "--", "-D", "warnings"]);
         command::run(&mut clippy)?;

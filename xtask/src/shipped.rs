@@ -1,4 +1,4 @@
-//! The step `shipped`: checks that the program and the Python package contain no test hooks.
+//! The step `shipped`: checks that the program, the C library and the Python package contain no test hooks.
 //!
 //! Two checks are made, because each alone can miss a hook. cargo's JSON messages list the features that each crate was built
 //! with, which shows an enabled feature even if the linker removed its code. The unstripped artefacts are searched for symbols of
@@ -14,7 +14,7 @@ use crate::{command, report, source_rules};
 
 /// The shipped packages, each with the features of workspace crates that may be enabled in its build.
 const SHIPPED_PACKAGES: &[(&str, &[&str])] =
-    &[("wholemem-cli", &["wholemem-hal/bench"]), ("wholemem-python", &[])];
+    &[("wholemem-cli", &["wholemem-hal/bench"]), ("wholemem-capi", &[]), ("wholemem-python", &[])];
 
 /// Modules that exist for tests only, as paths that begin with the crate.
 const HOOK_MODULES: &[&[&str]] = &[

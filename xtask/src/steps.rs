@@ -29,7 +29,7 @@ pub(crate) enum Step {
     Licences,
     /// Committed generated files match their sources
     Generated,
-    /// The headers for users' kernels compile on the host and agree with a plain loop
+    /// The headers for users' kernels compile on the host and agree with a plain loop; the C header compiles as C and as C++
     Headers,
     /// Clippy reports no warning, for the tests and for the shipped packages
     Clippy,
@@ -41,7 +41,7 @@ pub(crate) enum Step {
     Rustdoc,
     /// The published crates build from their tarballs, and the README programs build and run with these crates alone
     Package,
-    /// The shipped program and Python package contain no test hooks
+    /// The shipped program, C library and Python package contain no test hooks
     Shipped,
     /// The Python package passes type checks, builds, and passes its tests and examples
     Python,
