@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use crate::generated;
 
 /// The generated header.
-pub(crate) const HEADER: &str = "include/wholemem.h";
+const HEADER: &str = "include/wholemem.h";
 
 /// The configuration file of cbindgen.
 const CONFIG: &str = "crates/capi/cbindgen.toml";

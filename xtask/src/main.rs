@@ -12,7 +12,7 @@
 //! | [`abi`], [`c_header`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | generated files that are committed, and the pinned tools that generate them |
 //! | [`package`], [`release`] | tests of the published crates, and a release with all its artefacts |
 //! | [`dist`], [`wheel`], [`wheel_data`], [`deb`] | the binary packages: the program, the wheel and the Debian package |
-//! | [`install`] | the installation of the library for C and C++ |
+//! | [`install`], [`native`] | the installation of the library for C and C++, and its tests |
 //! | [`wheel_check`], [`empty`] | tests of the binary packages in an environment without Rust |
 //! | [`bundle`] | the folder with tests and benchmarks for a machine with a GPU |
 //! | [`peers`], [`open_mpi`], [`plots`] | benchmarks that compare wholemem with other libraries, and plots of their results |
@@ -46,6 +46,7 @@ mod licences;
 mod metadata;
 mod miri;
 mod module_graph;
+mod native;
 mod open_mpi;
 mod package;
 mod peers;

@@ -65,6 +65,11 @@ pub(crate) const CARGO_ZIGBUILD: Wheel = Wheel { name: "cargo-zigbuild", version
 /// auditwheel, which reports the Linux systems that a Python wheel supports.
 pub(crate) const AUDITWHEEL: Wheel = Wheel { name: "auditwheel", version: "6.8.2" };
 
+/// CMake, Ninja and pkgconf, which build the tests and examples in C and C++.
+pub(crate) const CMAKE: Wheel = Wheel { name: "cmake", version: "4.4.4" };
+pub(crate) const NINJA: Wheel = Wheel { name: "ninja", version: "1.13.2" };
+pub(crate) const PKGCONF: Wheel = Wheel { name: "pkgconf", version: "3.0.7.post0" };
+
 /// pytest, for the tests of the Python package.
 pub(crate) const PYTEST: Wheel = Wheel { name: "pytest", version: "8.4.2" };
 

@@ -1,36 +1,21 @@
-//! Compares the functions of the C header and of the libraries with a committed list, from which no function is ever removed.
+//! Compares the symbols of the installed libraries with the functions in the committed list of the interface.
 //!
-//! `cargo xtask abi` appends new functions of the header to the list. A function that is in the list but not in the header or in a
-//! library is an error: programs that use it could no longer be linked or started.
+//! A test of the crate compares the list with the header; a function is never removed from it.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::{command, report};
 
-/// The committed list: one function on each line, sorted.
-const LIST: &str = "crates/capi/exports.txt";
-
-/// The prefix of all functions.
-const PREFIX: &str = "wm_";
-
-/// Compares the functions that a header declares with the committed list. Without `check`, appends new functions to the list.
-pub(crate) fn compare_header(header: &str, check: bool) -> Result<()> {
-    let (declared, mut listed) = (declared(header), listed().unwrap_or_default());
-    if !check {
-        listed.extend(declared.iter().cloned());
-        let text: String = listed.iter().map(|name| format!("{name}\n")).collect();
-        fs::write(LIST, text).with_context(|| format!("cannot write {LIST}"))?;
-    }
-    report::no_findings(differences("include/wholemem.h", &declared, &listed))
-}
+/// The committed list of the interface. Each function is a line that begins with the word `function`.
+const LIST: &str = "crates/capi/interface.txt";
 
 /// Compares the symbols that a library exports with the committed list.
-pub(crate) fn compare_library(library: &Path) -> Result<()> {
+pub(crate) fn compare(library: &Path) -> Result<()> {
     let mut nm = Command::new("nm");
     nm.args(["--defined-only", "--extern-only", "--format=posix"]);
     if library.extension().is_some_and(|extension| extension == "so") {
@@ -42,22 +27,19 @@ pub(crate) fn compare_library(library: &Path) -> Result<()> {
 
 /// Returns the names of all exported functions.
 pub(crate) fn listed() -> Result<BTreeSet<String>> {
-    let text = fs::read_to_string(LIST).with_context(|| format!("cannot read {LIST}"))?;
-    Ok(text.lines().map(str::to_owned).collect())
+    let functions = functions(&fs::read_to_string(LIST).with_context(|| format!("cannot read {LIST}"))?);
+    ensure!(!functions.is_empty(), "{LIST} has no function");
+    Ok(functions)
 }
 
-/// Returns the functions that a header declares: names with our prefix before an opening parenthesis, outside of comments.
-fn declared(header: &str) -> BTreeSet<String> {
+/// Returns the names of the functions in a list of the interface: the last word before the first opening parenthesis of a prototype.
+fn functions(list: &str) -> BTreeSet<String> {
+    let prototypes = list.lines().filter_map(|line| line.strip_prefix("function ")?.split_once('('));
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
-    let code: String = header
-        .split("*/")
-        .map(|part| part.split("/*").next().unwrap_or_default())
-        .flat_map(str::lines)
-        .filter(|line| !line.starts_with('#'))
-        .fold(String::new(), |code, line| code + line + "\n");
-    let before_parentheses = code.match_indices('(').map(|(at, _)| &code[..at]);
-    let names = before_parentheses.filter_map(|before| before.rsplit(|letter| !is_part(letter)).next());
-    names.filter(|name| name.starts_with(PREFIX)).map(str::to_owned).collect()
+    prototypes
+        .filter_map(|(before, _)| before.rsplit(|letter| !is_part(letter)).next())
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Returns the names in the output of `nm --format=posix`: a name and its type on each line, below the name of each archive member.
@@ -85,10 +67,10 @@ mod tests {
     }
 
     #[test]
-    fn declarations_are_found_and_comments_and_macros_are_not() {
-        let header = "/** Calls wm_other(1). */\n#define WM_X (wm_macro(2))\nuint32_t wm_version(void);\n\
-                      /* wm_third(3) */ wm_status_t wm_open(uint32_t kind,\n  struct wm_backend_t *backend);\n";
-        assert_eq!(declared(header), set(&["wm_open", "wm_version"]));
+    fn functions_of_the_list_are_read() {
+        let list = "constant WM_OK 0\nfunction const char *wm_last_error(void);\n\
+                    function wm_status_t wm_graph_capture(wm_work_t (*work)(void *), void *data);\n";
+        assert_eq!(functions(list), set(&["wm_graph_capture", "wm_last_error"]));
     }
 
     #[test]
@@ -102,8 +84,8 @@ mod tests {
         assert_eq!(
             differences("x.so", &set(&["wm_a", "_ZN3abc"]), &set(&["wm_a", "wm_b"])),
             [
-                "x.so has no function `wm_b`, which crates/capi/exports.txt promises to programs that use it",
-                "x.so has `_ZN3abc`, which is not in crates/capi/exports.txt: run `cargo xtask abi`"
+                "x.so has no function `wm_b`, which is in crates/capi/interface.txt",
+                "x.so exports `_ZN3abc`, which is not in crates/capi/interface.txt"
             ]
         );
         assert_eq!(differences("x.so", &set(&["wm_a"]), &set(&["wm_a"])), [] as [String; 0]);

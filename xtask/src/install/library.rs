@@ -67,10 +67,11 @@ fn strip(from: &Path, to: &Path) -> Result<()> {
 
 /// Links the functions of a static library, and what they use, to an archive with one object.
 fn make_archive(from: &Path, to: &Path) -> Result<()> {
-    let object = to.with_file_name("wholemem.o");
+    let (object, options) = (to.with_file_name("wholemem.o"), to.with_file_name("functions"));
+    let undefined: String = exports::listed()?.iter().map(|name| format!("--undefined={name}\n")).collect();
+    fs::write(&options, undefined)?;
     let mut link = Command::new("ld");
-    link.args(["--relocatable", "--gc-sections"]);
-    link.args(exports::listed()?.iter().map(|name| format!("--undefined={name}")));
+    link.args(["--relocatable", "--gc-sections"]).arg(format!("@{}", options.display()));
     command::run(link.arg("-o").arg(&object).arg(from))?;
     let mut localize = Command::new("objcopy");
     localize.args(["--strip-debug", "--wildcard", "--keep-global-symbol=wm_*"]);
@@ -95,8 +96,8 @@ fn check(built: &Built) -> Result<()> {
     let dynamic = readelf("--dynamic")?;
     let found = soname(&dynamic).with_context(|| format!("{} has no soname", built.shared.display()))?;
     ensure!(found == expected, "the soname of the library is {found}, not {expected}");
-    exports::compare_library(&built.shared)?;
-    exports::compare_library(&built.archive)
+    exports::compare(&built.shared)?;
+    exports::compare(&built.archive)
 }
 
 /// Returns the soname in the output of `readelf --dynamic`.

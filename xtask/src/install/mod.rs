@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`library`] | builds the shared and the static library, and checks them |
 //! | [`layout`] | the files of an installation |
-//! | [`exports`] | the list of exported functions |
+//! | [`exports`] | the exported symbols |
 //!
 //! Guarantees: a file is replaced by a rename, so running programs keep the version that they have loaded. A file that has not changed
 //! is not written. The manifest lists the files of the installation; the next installation removes those that it no longer has, and
@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &InstallArguments, started_in: &Path) -> Result<()>
 }
 
 /// Returns the folder that files are written to.
-fn root(prefix: &Path, destdir: Option<&Path>) -> PathBuf {
+pub(crate) fn root(prefix: &Path, destdir: Option<&Path>) -> PathBuf {
     match destdir {
         // `join` would replace the destination by an absolute prefix.
         Some(destdir) => {
@@ -137,7 +137,7 @@ fn place(root: &Path, file: &InstalledFile) -> Result<bool> {
     Ok(true)
 }
 
-fn uninstall(root: &Path) -> Result<()> {
+pub(crate) fn uninstall(root: &Path) -> Result<()> {
     let Some(files) = manifest(root)? else {
         bail!("no installation of wholemem in {}: {MANIFEST} is missing", root.display());
     };
