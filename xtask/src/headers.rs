@@ -8,10 +8,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use crate::command;
 use crate::toolchain::Skip;
+use crate::{command, dist};
 
 /// Test programs that include the headers for users' kernels; each exits with 0 on success.
 const PROGRAMS: &[&str] =
@@ -20,14 +20,39 @@ const PROGRAMS: &[&str] =
 /// The C++ standards that the headers are compiled with: the oldest supported one, and a recent one.
 const STANDARDS: &[&str] = &["c++11", "c++17"];
 
-/// The C header, and the compilers and standards that it is compiled with.
-const C_HEADER: &str = "include/wholemem.h";
-const C_COMPILERS: &[(&str, &[&str])] = &[
-    ("cc", &["c11", "c17"]),
-    ("clang", &["c11", "c17"]),
-    ("c++", &["c++17", "c++20"]),
-    ("clang++", &["c++17", "c++20"]),
-];
+/// The sources of the C interface that every compiler checks: the header alone, and a program.
+const C_SOURCES: [&str; 2] = ["include/wholemem.h", "crates/capi/tests/c/ranks.c"];
+
+/// The languages in which the C header is compiled, with their standards.
+const LANGUAGES: &[(Language, &[&str])] =
+    &[(Language::C, &["c11", "c17"]), (Language::Cpp, &["c++17", "c++20"])];
+
+/// A language in which the C header is compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Language {
+    C,
+    Cpp,
+}
+
+impl Language {
+    /// Returns the name of the language in the option `-x`.
+    fn name(self) -> &'static str {
+        if self == Self::C { "c" } else { "c++" }
+    }
+
+    /// Returns the commands that compile this language: GCC and Clang, which is part of Zig if it is not installed.
+    fn compilers(self) -> Result<[Vec<String>; 2]> {
+        let [system, clang, of_zig] =
+            if self == Self::C { ["cc", "clang", "cc"] } else { ["c++", "clang++", "c++"] };
+        let clang = if command::succeeds(Command::new(clang).arg("--version")) {
+            vec![clang.to_owned()]
+        } else {
+            let python = dist::tools()?.display().to_string();
+            vec![python, "-m".to_owned(), "ziglang".to_owned(), of_zig.to_owned()]
+        };
+        Ok([vec![system.to_owned()], clang])
+    }
+}
 
 /// The time limit of a test program.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -61,19 +86,28 @@ pub(crate) fn check() -> Result<()> {
     compile_c_header()
 }
 
-/// Compiles the C header alone, with every compiler that is installed.
+/// Compiles the C header alone and a program in C, with GCC and Clang.
 fn compile_c_header() -> Result<()> {
-    for (compiler, standards) in C_COMPILERS {
-        if !command::succeeds(Command::new(compiler).arg("--version")) {
-            println!("`{compiler}` is not installed, so {C_HEADER} is not compiled with it");
-            continue;
-        }
-        for standard in *standards {
-            let language = if standard.starts_with("c++") { "c++" } else { "c" };
-            let mut compile = Command::new(compiler);
-            compile.arg(format!("-std={standard}")).args(["-Wall", "-Wextra", "-pedantic", "-Werror"]);
-            compile.args(["-fsyntax-only", "-x", language, C_HEADER]);
-            command::run(&mut compile)?;
+    for (language, standards) in LANGUAGES {
+        for compiler in language.compilers()? {
+            let (program, arguments) = compiler.split_first().context("a compiler has a name")?;
+            for (standard, source) in
+                standards.iter().flat_map(|standard| C_SOURCES.map(|source| (standard, source)))
+            {
+                if *language == Language::Cpp && source.ends_with(".c") {
+                    continue;
+                }
+                let mut compile = Command::new(program);
+                compile.args(arguments).arg(format!("-std={standard}"));
+                compile.args(["-Wall", "-Wextra", "-pedantic", "-Werror", "-Iinclude", "-c"]);
+                command::run(compile.args([
+                    "-x",
+                    language.name(),
+                    source,
+                    "-o",
+                    "target/kernels/wholemem.o",
+                ]))?;
+            }
         }
     }
     Ok(())
