@@ -30,8 +30,7 @@ pub(crate) const NVRTC: Wheel = Wheel { name: "nvidia-cuda-nvrtc-cu12", version:
 /// The package with `ptxas`, which assembles PTX to machine code.
 pub(crate) const NVCC: Wheel = Wheel { name: "nvidia-cuda-nvcc-cu12", version: "12.4.131" };
 
-/// libclang, the C parser of bindgen.
-#[cfg_attr(not(feature = "bindings"), expect(dead_code, reason = "only bindgen needs it"))]
+/// libclang, the C parser of bindgen and of the reference of the C and C++ interfaces.
 pub(crate) const LIBCLANG: Wheel = Wheel { name: "libclang", version: "18.1.1" };
 
 /// numpy, for the tests of the Python package and for host comparisons.

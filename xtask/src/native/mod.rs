@@ -32,6 +32,10 @@ const EXAMPLES: &str = "examples";
 /// The kernel of the examples, which NVRTC compiles.
 const KERNEL: &str = "examples/cuda/neighbours.cuh";
 
+/// The page whose programs are built and run, with the names of the files that its blocks are, by language.
+const GUIDE: &str = "docs/C.md";
+const GUIDE_FILES: [(&str, &str); 3] = [("cmake", "CMakeLists.txt"), ("c", "first.c"), ("cpp", "first.cpp")];
+
 const WARNINGS: &str = "-Wall -Wextra -Werror -pedantic";
 
 /// The prefix of the installation for the examples. It is installed below another folder, as packagers do.
@@ -82,6 +86,7 @@ pub(crate) fn check() -> Result<()> {
         let variant = Variant { flags: WARNINGS.to_owned(), ..variant.clone() };
         tools.test(Path::new(EXAMPLES), &folder.join("examples").join(variant.name), &packaged, &variant)?;
     }
+    guide(&tools, &folder.join("guide"), &prefix, &variants[0])?;
     let (address, thread) = sanitizers(&gnu)?;
     variants = vec![address, thread];
     for variant in &variants {
@@ -154,6 +159,32 @@ fn pkg_config(tools: &Tools, gnu: &Compilers, prefix: &Path, folder: &Path) -> R
     command::run(Command::new(&program).env("LD_LIBRARY_PATH", prefix.join("lib")))
 }
 
+/// Builds the programs of the guide with its CMake project, and runs each as two ranks.
+fn guide(tools: &Tools, folder: &Path, prefix: &Path, variant: &Variant) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    let page = fs::read_to_string(GUIDE).with_context(|| format!("cannot read {GUIDE}"))?;
+    for (language, file) in GUIDE_FILES {
+        let [text] = &blocks(&page, language)[..] else {
+            bail!("{GUIDE} has not exactly one block of the language {language}");
+        };
+        fs::write(folder.join(file), text)?;
+    }
+    let build = folder.join("build");
+    tools.build(folder, &build, prefix, variant)?;
+    for program in ["first_c", "first_cpp"] {
+        let mut launch = Command::new(prefix.join("bin/wholemem"));
+        command::run(launch.args(["launch", "-n", "2", "--"]).arg(build.join(program)))?;
+    }
+    Ok(())
+}
+
+/// Returns the texts of the code blocks of a language in a Markdown page.
+fn blocks(page: &str, language: &str) -> Vec<String> {
+    let begin = format!("\n```{language}\n");
+    let after = page.split(&begin).skip(1);
+    after.filter_map(|text| text.split("\n```").next()).map(|text| format!("{text}\n")).collect()
+}
+
 /// Returns true if there is a file in a folder or below it.
 fn has_files(folder: &Path) -> Result<bool> {
     for entry in fs::read_dir(folder)? {
@@ -173,6 +204,14 @@ mod tests {
     fn includes_of_the_c_header_and_of_the_system_are_foreign() {
         assert!(is_foreign_include("#include <vector>") && is_foreign_include("#include <wholemem.h>"));
         assert!(!is_foreign_include("#include <wholemem/span.hpp>") && !is_foreign_include("namespace a {"));
+    }
+
+    #[test]
+    fn blocks_are_selected_by_their_whole_language() {
+        let page = "\n```c\nint a;\n\nint b;\n```\ntext\n```cpp\nint c;\n```\n";
+        assert_eq!(blocks(page, "c"), ["int a;\n\nint b;\n"]);
+        assert_eq!(blocks(page, "cpp"), ["int c;\n"]);
+        assert_eq!(blocks(page, "cmake"), [] as [String; 0]);
     }
 
     #[test]

@@ -76,8 +76,8 @@ impl Tools {
         })
     }
 
-    /// Configures the CMake project in `source` for the installation in `prefix`, builds it in `build`, and runs its tests.
-    pub(crate) fn test(&self, source: &Path, build: &Path, prefix: &Path, variant: &Variant) -> Result<()> {
+    /// Configures the CMake project in `source` for the installation in `prefix`, and builds it in `build`.
+    pub(crate) fn build(&self, source: &Path, build: &Path, prefix: &Path, variant: &Variant) -> Result<()> {
         // A cache of an earlier configuration would keep its compiler.
         if build.is_dir() {
             fs::remove_dir_all(build)?;
@@ -102,7 +102,12 @@ impl Tools {
             OsString::from("--no-warn-unused-cli"),
         ]);
         command::run(&mut configure)?;
-        command::run(Command::new(&self.cmake).arg("--build").arg(build))?;
+        command::run(Command::new(&self.cmake).arg("--build").arg(build))
+    }
+
+    /// Builds a CMake project, and runs its tests.
+    pub(crate) fn test(&self, source: &Path, build: &Path, prefix: &Path, variant: &Variant) -> Result<()> {
+        self.build(source, build, prefix, variant)?;
         let mut tests = Command::new(&self.ctest);
         tests.args(["--output-on-failure", "--no-tests=error", "--test-dir"]).arg(build);
         tests.envs(variant.environment.iter().map(|(name, value)| (name, value)));
