@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use crate::generated;
 
 /// The generated header.
-const HEADER: &str = "include/wholemem.h";
+pub(crate) const HEADER: &str = "include/wholemem.h";
 
 /// The configuration file of cbindgen.
 const CONFIG: &str = "crates/capi/cbindgen.toml";
@@ -42,7 +42,7 @@ const SOURCES: &[&str] = &[
 ];
 
 /// A part of the digest in the generated header. Increase it when the output of this generator changes.
-const GENERATION: &str = "1";
+const GENERATION: &str = "2";
 
 /// Returns true if the committed header matches the digest of its sources and was not edited.
 pub(crate) fn is_current() -> Result<bool> {
@@ -72,9 +72,32 @@ fn digest(body: &str) -> Result<String> {
     let own = format!("{GENERATION}, cbindgen 0.29.2, {}", workspace_version()?);
     let mut parts = vec![own, read(CONFIG)?, read(INTRODUCTION)?, body.to_owned()];
     for path in paths() {
-        parts.push(read(&path)?);
+        parts.push(public_items(&read(&path)?));
     }
     Ok(generated::digest(parts.iter().map(String::as_bytes)))
+}
+
+/// Returns the parts of a Rust source that determine the header: public items without the bodies of functions, with their
+/// documentation and attributes. Other changes do not affect the header.
+fn public_items(source: &str) -> String {
+    let (mut text, mut preceding, mut inside) = (String::new(), String::new(), None);
+    for line in source.lines() {
+        if inside.is_none() && line.starts_with("pub ") {
+            text += &std::mem::take(&mut preceding);
+            inside = Some(if line.contains(" fn ") { '{' } else { '}' });
+        }
+        match inside {
+            Some(end) => {
+                text += &format!("{line}\n");
+                if line.ends_with(';') || (end == '{' && line.ends_with(end)) || line.starts_with(end) {
+                    inside = None;
+                }
+            }
+            None if line.starts_with("///") || line.starts_with("#[") => preceding += &format!("{line}\n"),
+            None => preceding.clear(),
+        }
+    }
+    text
 }
 
 fn paths() -> impl Iterator<Item = String> {
@@ -114,6 +137,17 @@ fn read(path: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bodies_of_functions_and_private_items_are_not_inputs() {
+        let public = "/// A.\npub const A: u32 = 1;\n/// B.\n#[repr(C)]\npub struct B {\n    /// C.\n    pub c: u32,\n}\n\
+                      /// D.\n#[unsafe(no_mangle)]\npub extern \"C\" fn d(\n    e: B,\n) -> u32 {\n";
+        let (constant, rest) = public.split_once("/// B.").unwrap();
+        let source = format!(
+            "//! A file.\n\nuse a::b;\n\n{constant}\n/// F.\nfn f() {{\n}}\n\n/// B.{rest}    e.c\n}}\n\nimpl B {{\n}}\n"
+        );
+        assert_eq!(public_items(&source), public);
+    }
 
     #[test]
     fn the_macros_have_the_parts_of_the_version() {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   check          fails for a dirty tree, an older version, or an existing tag
-//!   edit           Cargo.toml, Cargo.lock, CHANGELOG.md
+//!   edit           Cargo.toml, Cargo.lock, CHANGELOG.md, include/wholemem.h
 //!   semver         each library against its previous tarball, by cargo-semver-checks
 //!   commit         first, so that the tarballs contain the hash of the release commit
 //!   artefacts      target/release-VERSION/: a folder for each entry of BUILDERS, and SHA256SUMS
@@ -23,7 +23,7 @@ use clap::ValueEnum;
 
 use crate::dist::Arch;
 use crate::package::tarballs;
-use crate::{command, deb, wheel};
+use crate::{abi, c_header, command, deb, wheel};
 use version::Version;
 
 const MANIFEST: &str = "Cargo.toml";
@@ -128,13 +128,15 @@ pub(crate) fn release(arguments: &ReleaseArguments) -> Result<()> {
     for (path, text) in &edits {
         fs::write(path, text).with_context(|| format!("cannot write {path}"))?;
     }
-    let undo =
-        "nothing was committed\nhint: `git restore Cargo.toml Cargo.lock CHANGELOG.md` undoes the edits";
+    let undo = "nothing was committed\nhint: `git restore Cargo.toml Cargo.lock CHANGELOG.md include` undoes the edits";
     // Updates the versions of the workspace crates in `Cargo.lock`, and no others.
     command::run(command::cargo().args(["update", "--workspace", "--offline", "--quiet"])).context(undo)?;
+    // The header has the version as macros.
+    abi::generate(false).context(undo)?;
     semver(arguments).context(undo)?;
     let message = format!("release: Version {version}");
-    git(&["commit", "--quiet", "--message", &message, "--", MANIFEST, LOCK, CHANGELOG]).context(undo)?;
+    git(&["commit", "--quiet", "--message", &message, "--", MANIFEST, LOCK, CHANGELOG, c_header::HEADER])
+        .context(undo)?;
     build(&folder)
         .context("the release commit has no tag\nhint: `git reset --keep HEAD~1` undoes the commit")?;
     git(&["tag", "--annotate", &tag, "--message", &format!("wholemem {version}")])?;

@@ -100,6 +100,7 @@ impl<T: Plain> Output<'_, T> {
     }
 }
 
+#[inline]
 fn check_len<T: Plain>(len: usize, argument: &str) -> Result {
     if len >= T::FIRST_LEN {
         return Ok(());
@@ -116,6 +117,7 @@ fn check_len<T: Plain>(len: usize, argument: &str) -> Result {
 ///
 /// # Safety
 /// `pointer` is null, or points to as many readable bytes as its first field says.
+#[inline]
 pub(crate) unsafe fn options<T: Plain>(pointer: *const T, argument: &str) -> Result<Option<T>> {
     if pointer.is_null() {
         return Ok(None);
@@ -266,6 +268,7 @@ pub(crate) fn copy_text(text: &str, to: &mut [c_char]) {
 ///
 /// # Safety
 /// As [`options`].
+#[inline]
 pub(crate) unsafe fn required<T: Plain>(pointer: *const T, argument: &str) -> Result<T> {
     checked(pointer.cast_mut(), argument)?;
     // SAFETY: the caller guarantees what `options` requires.

@@ -1,5 +1,6 @@
 //! Collective calls on memory of devices: all-reduce, all-gather, broadcast and barrier.
 
+use std::borrow::Cow;
 use std::ffi::c_void;
 
 use wholemem::{Lane, Rank};
@@ -15,7 +16,7 @@ use crate::symmetric::{SymmetricObject, wm_symmetric_memory_t};
 /// The operands of a collective call.
 struct Operands<'a> {
     lane: &'a Lane,
-    stream: Stream,
+    stream: Cow<'a, Stream>,
     input: Span,
     output: Span,
 }

@@ -1,5 +1,6 @@
 //! Communicators: groups of ranks, each with a device.
 
+use std::borrow::Cow;
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,7 +80,8 @@ impl CommState {
     ///
     /// # Safety
     /// As the header requires: `stream` is null or a stream of the communicator's device, which exists until it is forgotten.
-    pub(crate) unsafe fn stream(&self, stream: *mut c_void) -> Stream {
+    #[inline]
+    pub(crate) unsafe fn stream(&self, stream: *mut c_void) -> Cow<'_, Stream> {
         // SAFETY: the caller guarantees that the handle is that of a stream of the device, which exists until it is forgotten.
         unsafe { self.streams.at(stream.expose_provenance() as u64) }
     }
@@ -93,6 +95,7 @@ impl CommState {
     ///
     /// # Safety
     /// As the header requires: the device can access `len` bytes at `address` until the work of the call has run.
+    #[inline]
     pub(crate) unsafe fn span(&self, address: *const c_void, len: usize, argument: &str) -> Result<Span> {
         if len > 0 {
             argument::checked(address.cast_mut().cast::<u8>(), argument)?;

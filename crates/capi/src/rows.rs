@@ -1,5 +1,6 @@
 //! Gathers and scatters, and reads and writes of contiguous rows.
 
+use std::borrow::Cow;
 use std::ffi::c_void;
 
 use wholemem::{Indices, OnBadIndex, Order, RowBuffer};
@@ -79,8 +80,8 @@ fn order_of(number: wm_order_t) -> Result<Order> {
 }
 
 /// The operands of a gather or a scatter on a stream.
-struct Operands {
-    stream: Stream,
+struct Operands<'a> {
+    stream: Cow<'a, Stream>,
     indices: Indices,
     rows: RowBuffer,
 }
@@ -90,12 +91,13 @@ impl TensorObject {
     ///
     /// # Safety
     /// As the header requires of the stream, the structures, and the memory that they describe.
+    #[inline]
     unsafe fn operands(
         &self,
         stream: *mut c_void,
         indices: *const wm_indices_t,
         rows: *const wm_row_buffer_t,
-    ) -> Result<Operands> {
+    ) -> Result<Operands<'_>> {
         // SAFETY: the caller guarantees that the pointer is null or points to a structure with the size in its first field.
         let indices = unsafe { argument::required(indices, "indices") }?;
         // SAFETY: the caller guarantees that the pointer is null or points to a structure with the size in its first field.
@@ -114,7 +116,10 @@ impl TensorObject {
         let checked = if skips { checked.on_bad(OnBadIndex::Skip) } else { checked };
 
         let dtype = dtype_of(rows.dtype)?;
-        let row_len = self.tensor.row_len() / self.tensor.dtype().len() * dtype.len();
+        let row_len = match self.tensor.dtype() {
+            same if same == dtype => self.tensor.row_len(),
+            other => self.tensor.row_len() / other.len() * dtype.len(),
+        };
         let stride = if rows.stride == 0 { row_len } else { argument::size(rows.stride, "stride")? };
         let len = match count {
             0 => Some(0),

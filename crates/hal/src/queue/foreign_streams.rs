@@ -1,5 +1,6 @@
 //! Streams that other code in this process created, by their handles.
 
+use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wholemem_os::ForkEpoch;
@@ -16,6 +17,8 @@ pub struct ForeignStreams {
     device: Device,
     epoch: ForkEpoch,
     own: Stream,
+    /// True if the device is one of the host backend.
+    is_host: bool,
     /// The wrapped streams by handle, the most recently used first.
     cached: Mutex<Vec<(u64, Stream)>>,
 }
@@ -29,7 +32,9 @@ impl ForeignStreams {
         let attempt = || Attempt::CreateStream { device: device.label() };
         let epoch = ForkEpoch::current()
             .map_err(|cause| Error::Failed { attempt: attempt(), cause: cause.into() })?;
-        Ok(Self { device: device.clone(), epoch, own: device.stream()?, cached: Mutex::default() })
+        let is_host = device.backend().kind() == BackendKind::Host;
+        let (device, own) = (device.clone(), device.stream()?);
+        Ok(Self { device, epoch, own, is_host, cached: Mutex::default() })
     }
 
     /// Returns a stream of this crate on the device.
@@ -44,15 +49,25 @@ impl ForeignStreams {
     /// The handle is that of a stream of the device, which exists until it is [forgotten](Self::forget), or until this value and all
     /// clones of the stream are dropped.
     #[must_use]
-    pub unsafe fn at(&self, handle: u64) -> Stream {
+    #[inline]
+    pub unsafe fn at(&self, handle: u64) -> Cow<'_, Stream> {
         // In a forked child, a thread that was not forked may hold the mutex, so the cache is not used; any enqueue in the child is an
         // error.
-        if self.device.backend().kind() == BackendKind::Host || !self.epoch.is_current() {
-            return self.own.clone();
+        if self.is_host || !self.epoch.is_current() {
+            return Cow::Borrowed(&self.own);
         }
+        // SAFETY: the caller guarantees that `handle` is that of a stream of this device, which outlives its wrapper.
+        Cow::Owned(unsafe { self.foreign(handle) })
+    }
+
+    /// Returns the wrapper of a stream.
+    ///
+    /// # Safety
+    /// As [`at`](Self::at).
+    unsafe fn foreign(&self, handle: u64) -> Stream {
         let mut cached = self.cached();
         let position = cached.iter().position(|(number, _)| *number == handle).unwrap_or_else(|| {
-            // SAFETY: the caller guarantees that `handle` is that of a stream of this device, which outlives its wrapper.
+            // SAFETY: the caller of `foreign` guarantees that the stream is one of this device, and outlives its wrapper.
             cached.push((handle, unsafe { Stream::from_foreign_static(&self.device, handle) }));
             cached.len() - 1
         });
@@ -90,7 +105,7 @@ mod tests {
         let streams = ForeignStreams::create(&device).unwrap();
         // SAFETY: on this backend handles are ignored.
         let stream = unsafe { streams.at(7) };
-        assert_eq!(&stream, streams.own());
+        assert_eq!(&*stream, streams.own());
         streams.forget(7);
         assert!(streams.cached().is_empty());
     }

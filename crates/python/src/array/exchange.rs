@@ -225,7 +225,7 @@ impl Exchange {
         }
         // SAFETY: `stream` is the framework's current stream of the communicator's device, and the framework never destroys its
         // streams. On the host, the handle is ignored.
-        Ok(unsafe { state.streams.at(stream.expose_provenance() as u64) })
+        Ok(unsafe { state.streams.at(stream.expose_provenance() as u64) }.into_owned())
     }
 }
 
