@@ -2,12 +2,14 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`bundle`] | the part of the GPU bundle |
 //! | [`tools`] | CMake, Ninja, pkgconf and Clang, which are downloaded |
 //! | [`valgrind`] | valgrind, installed or downloaded |
 //!
 //! The tests are in `crates/capi/tests/native`, and each [`Variant`] configures, builds and runs them anew. The sanitizers instrument
 //! the C++ code, and intercept the memory functions of the library, which is not instrumented. The examples use a moved installation.
 
+pub(crate) mod bundle;
 mod tools;
 mod valgrind;
 
@@ -73,6 +75,7 @@ pub(crate) fn check() -> Result<()> {
     leak_no_macros(&gnu, &prefix.join("include"), &folder)?;
     kernels::check_user_kernel(Path::new(KERNEL), &prefix.join("include"))?;
     pkg_config(&tools, &gnu, &prefix, &folder)?;
+    readme(&gnu, &prefix, &folder)?;
     let mut variants = vec![
         Variant::new("gnu-17", &gnu, 17),
         Variant::new("gnu-20", &gnu, 20),
@@ -176,6 +179,21 @@ fn guide(tools: &Tools, folder: &Path, prefix: &Path, variant: &Variant) -> Resu
         command::run(launch.args(["launch", "-n", "2", "--"]).arg(build.join(program)))?;
     }
     Ok(())
+}
+
+/// Builds the C++ program of the README, and runs it as four ranks.
+fn readme(gnu: &Compilers, prefix: &Path, folder: &Path) -> Result<()> {
+    let page = fs::read_to_string("README.md").context("cannot read README.md")?;
+    let [text] = &blocks(&page, "cpp")[..] else { bail!("README.md has not exactly one block in C++") };
+    let (source, program) = (folder.join("readme.cpp"), folder.join("readme"));
+    fs::write(&source, text)?;
+    let mut compiler = Command::new(&gnu.cxx);
+    compiler.args(["-std=c++17", "-o"]).arg(&program).arg(&source).args(WARNINGS.split(' '));
+    compiler.arg("-I").arg(prefix.join("include")).arg("-L").arg(prefix.join("lib")).arg("-lwholemem");
+    compiler.arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
+    command::run(&mut compiler)?;
+    let mut launch = Command::new(prefix.join("bin/wholemem"));
+    command::run(launch.args(["launch", "-n", "4", "--"]).arg(&program))
 }
 
 /// Returns the texts of the code blocks of a language in a Markdown page.
