@@ -121,11 +121,10 @@ fn main() -> Result<(), BoxError> {
     };
     let times = measure(
         || table.gather_on(&stream, black_box(&from), black_box(&to)).expect("the operands are valid"),
-        // SAFETY: the memory is valid until the work has run, which it has on the host when the call returns.
         || {
-            check(unsafe {
-                gather(tensor, ptr::null_mut(), black_box(&raw const indices), &raw const output)
-            })
+            let (indices, output) = (black_box(&raw const indices), &raw const output);
+            // SAFETY: the memory is valid until the work has run, which it has on the host when the call returns.
+            check(unsafe { gather(tensor, ptr::null_mut(), indices, output) });
         },
     );
     report("a gather of one row", times);

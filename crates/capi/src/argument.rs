@@ -79,6 +79,7 @@ impl<T: Plain> Output<'_, T> {
     /// # Safety
     /// `pointer` is null, or points to as many writable bytes as its first field says, while the result exists.
     pub(crate) unsafe fn versioned(pointer: *mut T, argument: &str) -> Result<Self> {
+        const { assert!(T::FIRST_LEN > size_of::<usize>() && T::FIRST_LEN <= size_of::<T>()) };
         let pointer = checked(pointer, argument)?;
         // SAFETY: the structure begins with its size, which the caller has set.
         let len = unsafe { pointer.cast::<usize>().read() };
@@ -119,14 +120,29 @@ fn check_len<T: Plain>(len: usize, argument: &str) -> Result {
 /// `pointer` is null, or points to as many readable bytes as its first field says.
 #[inline]
 pub(crate) unsafe fn options<T: Plain>(pointer: *const T, argument: &str) -> Result<Option<T>> {
+    const { assert!(T::FIRST_LEN > size_of::<usize>() && T::FIRST_LEN <= size_of::<T>()) };
     if pointer.is_null() {
         return Ok(None);
     }
     let pointer = checked(pointer.cast_mut(), argument)?;
     // SAFETY: the structure begins with its size, which the caller has set.
     let len = unsafe { pointer.cast::<usize>().read() };
+    if len == size_of::<T>() {
+        // SAFETY: the caller guarantees that as many bytes are readable; any bytes are a value of a `Plain` type.
+        return Ok(Some(unsafe { pointer.read() }));
+    }
+    // SAFETY: the caller guarantees that as many bytes are readable as the first field says, which is `len`.
+    unsafe { options_of_other_version(pointer, len, argument) }.map(Some)
+}
+
+/// Copies options from a structure of another version, which has `len` bytes.
+///
+/// # Safety
+/// `pointer` points to `len` readable bytes.
+#[cold]
+unsafe fn options_of_other_version<T: Plain>(pointer: NonNull<T>, len: usize, argument: &str) -> Result<T> {
     check_len::<T>(len, argument)?;
-    // SAFETY: the caller guarantees that as many bytes are readable as the first field says; the size was read from there.
+    // SAFETY: the caller guarantees the bytes.
     let bytes = unsafe { slice::from_raw_parts(pointer.cast::<u8>().as_ptr(), len) };
     let known = len.min(size_of::<T>());
     if bytes[known..].iter().any(|byte| *byte != 0) {
@@ -139,7 +155,7 @@ pub(crate) unsafe fn options<T: Plain>(pointer: *const T, argument: &str) -> Res
     let mut value: T = unsafe { std::mem::zeroed() };
     // SAFETY: `value` has at least `known` bytes, and any bytes are a value of a `Plain` type.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), ptr::from_mut(&mut value).cast(), known) };
-    Ok(Some(value))
+    Ok(value)
 }
 
 /// Returns the elements at an address as a slice. The pointer may be null if there are none.

@@ -1,7 +1,8 @@
 //! Communicators: groups of ranks, each with a device.
 
 use std::borrow::Cow;
-use std::ffi::{c_char, c_void};
+use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -455,6 +456,31 @@ pub unsafe extern "C" fn wm_communicator_all_to_all(
         let from_all = state.comm.bootstrap().all_to_all(sent)?;
         // SAFETY: `received` has space for `len` bytes of each rank, as the header requires.
         unsafe { argument::copy_out(&from_all, received.cast::<u8>(), all, "received") }
+    })
+}
+
+/// Sends a file descriptor of every rank to all ranks: that of rank `n` is written to `all[n]`, as a new descriptor that the caller
+/// closes. Collective. `descriptor` stays open and belongs to the caller.
+///
+/// A rank with -1 sends no descriptor, and its element of `all` is -1. `all` has space for one descriptor of every rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wm_communicator_all_gather_fd(
+    communicator: wm_communicator_t,
+    descriptor: c_int,
+    all: *mut c_int,
+) -> wm_status_t {
+    call(|| {
+        let state = communicator.get()?;
+        argument::checked(all, "all")?;
+        // SAFETY: the descriptor is open during the call, as the header requires. Other numbers are errors of the system call.
+        let own = (descriptor >= 0).then(|| unsafe { BorrowedFd::borrow_raw(descriptor) });
+        let received = state.comm.bootstrap().all_gather_fds(own.as_slice())?;
+        let numbers: Vec<c_int> = received
+            .into_iter()
+            .map(|of_rank| of_rank.into_iter().next().map_or(-1, IntoRawFd::into_raw_fd))
+            .collect();
+        // SAFETY: `all` has space for one descriptor of every rank, as the header requires.
+        unsafe { argument::copy_out(&numbers, all, numbers.len(), "all") }
     })
 }
 

@@ -254,6 +254,24 @@ pub unsafe extern "C" fn wm_window_register(
     unsafe { create_window(symmetric, window, work) }
 }
 
+/// Creates a window of `len` bytes that other code of this process has mapped at `address`, for example a framework that allocates in
+/// segments. Collective. The window keeps the memory alive, even if the other code frees it. The caller frees the window with
+/// `wm_window_destroy`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wm_window_adopt(
+    symmetric: wm_symmetric_memory_t,
+    address: *mut c_void,
+    len: u64,
+    window: *mut wm_window_t,
+) -> wm_status_t {
+    let work = |object: &SymmetricObject| {
+        let (address, len) = (address.expose_provenance() as u64, argument::size(len, "len")?);
+        Ok(object.symmetric.window_register_mapped(address, len)?)
+    };
+    // SAFETY: the pointer is null or valid, as the header requires.
+    unsafe { create_window(symmetric, window, work) }
+}
+
 /// Frees a window on all ranks, and waits until all ranks have freed it. Collective. Afterwards registered memory of this rank may be
 /// freed.
 #[unsafe(no_mangle)]

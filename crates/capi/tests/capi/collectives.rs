@@ -191,6 +191,10 @@ fn existing_memory_is_registered_and_every_part_has_an_address() {
         ok(unsafe { wm_symmetric_memory_lane_ref(symmetric, 1, &raw mut lane) });
         assert_ne!(lane.words[0], 0);
         ok(wm_window_deregister(window));
+        // SAFETY: the function checks the address.
+        let status =
+            unsafe { wm_window_adopt(symmetric, ptr::without_provenance_mut(4096), 4096, &raw mut window) };
+        assert_ne!(status, WM_OK, "nothing is mapped there");
         ok(wm_window_destroy(existing));
         ok(wm_symmetric_memory_destroy(symmetric));
     });

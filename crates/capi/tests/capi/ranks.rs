@@ -1,12 +1,14 @@
 //! Communicators: ranks that are threads and processes, splits, exchanges of bytes, deaths and timeouts.
 
+use std::io::{Read, Seek, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use wholemem_capi::communicator::*;
 use wholemem_capi::device::*;
 use wholemem_capi::last_error::*;
 use wholemem_capi::status::*;
-use wholemem_testkit::{Rank as Process, Ranks, test_name};
+use wholemem_testkit::{Rank as Process, Ranks, in_forked_child, test_name};
 
 use super::support::{fails, local, ok, on_each};
 
@@ -166,6 +168,47 @@ fn an_abort_ends_a_call_of_another_thread_and_destroying_ends_the_membership() {
     ok(wm_communicator_destroy(second));
     fails(wm_communicator_barrier(first), WM_ERROR_PEER_LEFT);
     ok(wm_communicator_destroy(first));
+}
+
+#[test]
+fn a_forked_child_gets_a_status_and_can_create_objects_of_its_own() {
+    let [communicator] = local(1)[..] else { unreachable!() };
+    in_forked_child(|| {
+        fails(wm_communicator_barrier(communicator), WM_ERROR_FORKED);
+        let [own] = local(1)[..] else { unreachable!() };
+        ok(wm_communicator_barrier(own));
+        ok(wm_communicator_destroy(own));
+        // The membership belongs to the parent, which does not notice.
+        ok(wm_communicator_destroy(communicator));
+    });
+    ok(wm_communicator_barrier(communicator));
+    ok(wm_communicator_destroy(communicator));
+}
+
+#[test]
+fn processes_exchange_file_descriptors() {
+    Ranks::of(2).run(test_name!(), |process| {
+        let communicator = join(process, 60_000_000_000);
+        let file = tempfile::tempfile().unwrap();
+        let own = if process.id() == 0 { file.as_raw_fd() } else { -1 };
+        let mut all = [7; 2];
+        // SAFETY: the descriptor is open, and the array has space for one descriptor of each rank.
+        ok(unsafe { wm_communicator_all_gather_fd(communicator, own, all.as_mut_ptr()) });
+        assert_eq!(all[1], -1);
+        // SAFETY: the call has returned a new descriptor, which belongs to the caller.
+        let mut received = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(all[0]) });
+        if process.id() == 1 {
+            received.write_all(b"hello").unwrap();
+        }
+        ok(wm_communicator_barrier(communicator));
+        if process.id() == 0 {
+            let mut text = String::new();
+            received.rewind().unwrap();
+            received.read_to_string(&mut text).unwrap();
+            assert_eq!(text, "hello");
+        }
+        ok(wm_communicator_destroy(communicator));
+    });
 }
 
 #[test]

@@ -113,6 +113,7 @@ impl Span {
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
+    #[inline]
     pub fn part(&self, offset: usize, len: usize) -> Result<Span> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len => {
