@@ -156,6 +156,35 @@ public:
         return all;
     }
 
+    /// Sends `sent[n]` to rank `n`, and returns the values from all ranks, in their order. Collective. `sent` has a value for each rank.
+    template <class T> std::vector<T> all_to_all(span<const T> sent) const
+    {
+        static_assert(std::is_trivially_copyable_v<T>, "the bytes of a value are sent");
+        std::vector<T> received(size());
+        if (sent.size() != received.size())
+            detail::reject("an all-to-all has another number of values than the group has ranks");
+        check(wm_communicator_all_to_all(get(), sent.data(), sizeof(T), received.data()));
+        return received;
+    }
+
+    /// Sends a file descriptor of every rank to all ranks, and returns them in the order of ranks. The caller closes them. Collective. A
+    /// rank with -1 sends none.
+    std::vector<int> all_gather_fd(int descriptor) const
+    {
+        std::vector<int> all(size());
+        check(wm_communicator_all_gather_fd(get(), descriptor, all.data()));
+        return all;
+    }
+
+    /// The time for which calls wait for other ranks; `nanoseconds::max()` if they wait without end.
+    std::chrono::nanoseconds timeout() const
+    {
+        std::uint64_t timeout = 0;
+        check(wm_communicator_timeout(get(), &timeout));
+        const auto max = static_cast<std::uint64_t>(std::chrono::nanoseconds::max().count());
+        return std::chrono::nanoseconds(timeout < max ? timeout : max);
+    }
+
     /// Copies the values of rank `root` to those of all ranks. Collective. This is for small data of the program.
     template <class T> void broadcast(std::uint32_t root, span<T> values) const
     {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <wholemem.h>
@@ -69,6 +70,14 @@ public:
         std::uint64_t len = 0;
         check(wm_memory_len(get(), &len));
         return len;
+    }
+
+    /// The rows of a rank: the number of the first one, and how many they are.
+    std::pair<std::uint64_t, std::uint64_t> rows_of(std::uint32_t rank) const
+    {
+        std::pair<std::uint64_t, std::uint64_t> rows;
+        check(wm_memory_rows_of(get(), rank, &rows.first, &rows.second));
+        return rows;
     }
 
     /// The bytes of a rank, at the addresses where this rank has mapped them. They are valid until the memory is released. The CPU can

@@ -103,6 +103,14 @@ public:
         return Window(window);
     }
 
+    /// Creates a window of memory that other code of this process has mapped. Collective. The window keeps the memory alive.
+    Window adopt_window(void *address, std::uint64_t len) const
+    {
+        wm_window_t window = {};
+        check(wm_window_adopt(get(), address, len, &window));
+        return Window(window);
+    }
+
     /// Reduces values of the host of all ranks in place, and waits. The result is bitwise the same on every rank. Collective.
     template <class T> void all_reduce(span<T> values, ReduceOp op = ReduceOp::Sum, std::uint32_t lane = 0) const
     {

@@ -85,7 +85,7 @@ class Header:
         builtin = subprocess.run(["cc", "-print-file-name=include"], check=True, capture_output=True, text=True)
         options = ["-x", language, f"-std={standard}", "-isystem", builtin.stdout.strip()]
         options += [f"-I{folder}" for folder in folders]
-        self.unit = cindex.Index.create().parse(str(path), options, options=cindex.TranslationUnit.PARSE_DETAILED_PROCESSING_RECORD)
+        self.unit = cindex.Index.create().parse(str(path), options)
         errors = [str(found) for found in self.unit.diagnostics if found.severity >= cindex.Diagnostic.Error]
         if errors:
             sys.exit(f"{path}: {errors[0]}")

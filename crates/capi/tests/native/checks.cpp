@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <numeric>
 #include <random>
 #include <vector>
+
+#include <unistd.h>
 
 #include <wholemem/kernel_arguments.hpp>
 
@@ -188,6 +191,7 @@ void bytes_are_shared(const Communicator &communicator)
         spec.rows += rank + 1;
     }
     const auto memory = wholemem::WholeMemory::create(communicator, spec);
+    REQUIRE((memory.rows_of(1) == std::pair<std::uint64_t, std::uint64_t>{1, 2}));
     REQUIRE(memory.len() == spec.rows * 16 && memory.part(size - 1).size() == 16 * size);
     const auto mine = memory.part(communicator.rank());
     std::fill(mine.begin(), mine.end(), static_cast<std::byte>(communicator.rank() + 1));
@@ -255,6 +259,19 @@ void small_data_is_exchanged(const Communicator &communicator)
     std::vector<char> text = rank == 0 ? std::vector<char>{'a', 'b'} : std::vector<char>(2);
     communicator.broadcast<char>(0, text);
     REQUIRE((text == std::vector<char>{'a', 'b'}));
+    std::vector<std::uint32_t> sent;
+    for (std::uint32_t to = 0; to < size; ++to)
+        sent.push_back(100 * rank + to);
+    const auto received = communicator.all_to_all<std::uint32_t>(sent);
+    for (std::uint32_t from = 0; from < size; ++from)
+        REQUIRE(received[from] == 100 * from + rank);
+    REQUIRE(communicator.timeout() > std::chrono::seconds(1));
+    const int own = rank == 1 ? -1 : fileno(stderr);
+    const auto descriptors = communicator.all_gather_fd(own);
+    for (std::uint32_t of = 0; of < size; ++of) {
+        REQUIRE((descriptors[of] == -1) == (of == 1));
+        REQUIRE(of == 1 || close(descriptors[of]) == 0);
+    }
     const auto half = communicator.split(rank % 2);
     REQUIRE(half.size() == (size + 1 - rank % 2) / 2 && half.rank() == rank / 2);
     half.barrier();
