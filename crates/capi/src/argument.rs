@@ -254,9 +254,13 @@ pub(crate) fn flag(value: u32, argument: &str) -> Result<bool> {
     }
 }
 
-/// Returns the duration of a timeout.
+/// The longest time for which ranks wait for each other: ten years. The protocols between ranks compute with timeouts, so they need a
+/// number.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// Returns the duration of a timeout of waits for other ranks.
 pub(crate) fn duration(timeout_ns: u64) -> Duration {
-    if timeout_ns == WM_TIMEOUT_INFINITE { Duration::MAX } else { Duration::from_nanos(timeout_ns) }
+    Duration::from_nanos(timeout_ns).min(LONGEST_WAIT)
 }
 
 /// Returns the deadline of a wait that begins now.

@@ -244,8 +244,8 @@ fn create_in_group(ranks: Bootstrap, device: wm_device_t) -> Result<Arc<CommStat
 
 fn timeout_of(options: Option<wm_communicator_options_t>) -> Result<Duration> {
     match options {
-        Some(wm_communicator_options_t { timeout_ns: 1.., .. }) => {
-            Ok(argument::duration(options.map_or(0, |options| options.timeout_ns)))
+        Some(wm_communicator_options_t { timeout_ns: timeout_ns @ 1.., .. }) => {
+            Ok(argument::duration(timeout_ns))
         }
         _ => Ok(Bootstrap::timeout_from_env()?),
     }
@@ -339,8 +339,10 @@ pub unsafe extern "C" fn wm_communicator_timeout(
     call(|| {
         // SAFETY: the pointer is null or valid, as the header requires.
         let output = unsafe { Output::new(timeout_ns, "timeout_ns") }?;
-        let timeout = communicator.get()?.comm.bootstrap().timeout().as_nanos();
-        output.write(u64::try_from(timeout).unwrap_or(argument::WM_TIMEOUT_INFINITE));
+        let timeout = communicator.get()?.comm.bootstrap().timeout();
+        let is_finite = timeout < argument::LONGEST_WAIT;
+        let nanoseconds = is_finite.then(|| u64::try_from(timeout.as_nanos()).ok()).flatten();
+        output.write(nanoseconds.unwrap_or(argument::WM_TIMEOUT_INFINITE));
         Ok(())
     })
 }

@@ -218,3 +218,37 @@ fn a_window_of_no_bytes_and_a_lane_that_does_not_exist_are_refused() {
         ok(wm_symmetric_memory_destroy(symmetric));
     });
 }
+
+#[test]
+fn a_handle_that_is_freed_while_threads_use_it_gives_results_or_a_status() {
+    on_each(local(1), |communicator, _| {
+        let shape = [10, 2];
+        for _ in 0..50 {
+            let (spec, mut tensor) = (spec(&shape), wm_tensor_t { value: 0 });
+            // SAFETY: the pointers are valid.
+            ok(unsafe { wm_tensor_create(communicator, &raw const spec, &raw mut tensor) });
+            let begun = std::sync::Barrier::new(4);
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| {
+                        begun.wait();
+                        loop {
+                            let (indices, mut rows) = ([3_i64, 9], [7_i32; 4]);
+                            // SAFETY: the arrays have as many elements as the call says.
+                            let status = unsafe {
+                                wm_tensor_gather(tensor, indices.as_ptr(), 2, rows.as_mut_ptr().cast(), 16)
+                            };
+                            if status != WM_OK {
+                                fails(status, WM_ERROR_INVALID_HANDLE);
+                                return;
+                            }
+                            assert_eq!(rows, [0; 4]);
+                        }
+                    });
+                }
+                begun.wait();
+                ok(wm_tensor_destroy(tensor));
+            });
+        }
+    });
+}

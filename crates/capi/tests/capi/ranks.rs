@@ -4,10 +4,14 @@ use std::io::{Read, Seek, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
+use wholemem_capi::argument::WM_TIMEOUT_INFINITE;
+use wholemem_capi::collective::wm_all_reduce_host;
 use wholemem_capi::communicator::*;
 use wholemem_capi::device::*;
+use wholemem_capi::dtype::*;
 use wholemem_capi::last_error::*;
 use wholemem_capi::status::*;
+use wholemem_capi::symmetric::*;
 use wholemem_testkit::{Rank as Process, Ranks, in_forked_child, test_name};
 
 use super::support::{fails, local, ok, on_each};
@@ -168,6 +172,44 @@ fn an_abort_ends_a_call_of_another_thread_and_destroying_ends_the_membership() {
     ok(wm_communicator_destroy(second));
     fails(wm_communicator_barrier(first), WM_ERROR_PEER_LEFT);
     ok(wm_communicator_destroy(first));
+}
+
+#[test]
+fn ranks_with_an_infinite_timeout_make_every_kind_of_call() {
+    let (mut backend, mut device) = (wm_backend_t { value: 0 }, wm_device_t { value: 0 });
+    // SAFETY: the pointer is valid.
+    ok(unsafe { wm_backend_open(WM_BACKEND_HOST, 0, &raw mut backend) });
+    // SAFETY: the pointer is valid.
+    ok(unsafe { wm_device_open(backend, 0, &raw mut device) });
+    let options = wm_communicator_options_t {
+        struct_size: size_of::<wm_communicator_options_t>(),
+        timeout_ns: WM_TIMEOUT_INFINITE,
+    };
+    let (devices, mut communicators) = ([device; 2], [wm_communicator_t { value: 0 }; 2]);
+    // SAFETY: the arrays have 2 elements.
+    ok(unsafe {
+        wm_communicator_create_local(devices.as_ptr(), 2, &raw const options, communicators.as_mut_ptr())
+    });
+    on_each(communicators.to_vec(), |communicator, number| {
+        let mut timeout = 0;
+        // SAFETY: the pointer is valid.
+        ok(unsafe { wm_communicator_timeout(communicator, &raw mut timeout) });
+        assert_eq!(timeout, WM_TIMEOUT_INFINITE);
+        ok(wm_communicator_barrier(communicator));
+        let mut part = wm_communicator_t { value: 0 };
+        // SAFETY: the pointer is valid.
+        ok(unsafe { wm_communicator_split(communicator, 0, 0, &raw mut part) });
+        let mut symmetric = wm_symmetric_memory_t { value: 0 };
+        // SAFETY: the pointers are valid.
+        ok(unsafe { wm_symmetric_memory_create(part, ptr::null(), &raw mut symmetric) });
+        let mut sum = number + 1;
+        let at = (&raw mut sum).cast();
+        // SAFETY: the pointer is to one element.
+        ok(unsafe { wm_all_reduce_host(symmetric, 0, at, 1, WM_DTYPE_U32, WM_REDUCE_SUM) });
+        assert_eq!(sum, 3);
+        ok(wm_symmetric_memory_destroy(symmetric));
+        ok(wm_communicator_destroy(part));
+    });
 }
 
 #[test]
