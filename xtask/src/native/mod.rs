@@ -21,6 +21,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::wheels::{self, NVCC_13};
 use crate::{command, install, kernels};
 use tools::{Compilers, Tools};
 use valgrind::Valgrind;
@@ -74,6 +75,7 @@ pub(crate) fn check() -> Result<()> {
 
     leak_no_macros(&gnu, &prefix.join("include"), &folder)?;
     kernels::check_user_kernel(Path::new(KERNEL), &prefix.join("include"))?;
+    nvcc(&prefix.join("include"), &folder)?;
     pkg_config(&tools, &gnu, &prefix, &folder)?;
     readme(&gnu, &prefix, &folder)?;
     let mut variants = vec![
@@ -147,6 +149,25 @@ fn leak_no_macros(gnu: &Compilers, include: &Path, folder: &Path) -> Result<()> 
 /// Returns true if a line of our headers includes a header that is not one of the C++ interface.
 fn is_foreign_include(line: &str) -> bool {
     line.starts_with("#include <") && !line.contains("<wholemem/")
+}
+
+/// Compiles the CUDA example, and all headers together, with nvcc. They are not linked, which needs no library of CUDA.
+fn nvcc(include: &Path, folder: &Path) -> Result<()> {
+    let nvcc = wheels::folder_of(&NVCC_13)?.join("nvidia/cu13/bin/nvcc");
+    let headers: BTreeSet<_> = fs::read_dir(include.join("wholemem"))?
+        .map(|entry| Ok(format!("#include <wholemem/{}>\n", entry?.file_name().to_string_lossy())))
+        .collect::<Result<_>>()?;
+    let all = folder.join("headers.cu");
+    fs::write(&all, headers.into_iter().collect::<String>())?;
+    for source in [all.as_path(), Path::new(EXAMPLES).join("cuda/neighbours.cu").as_path()] {
+        for architecture in ["sm_75", "sm_90"] {
+            let mut compiler = Command::new(&nvcc);
+            compiler.args(["-std=c++17", "-arch", architecture, "-Werror", "all-warnings"]);
+            compiler.args(["-Xcompiler", "-Wall,-Wextra,-Werror", "-c", "-o"]).arg(folder.join("nvcc.o"));
+            command::run(compiler.arg("-I").arg(include).arg(source))?;
+        }
+    }
+    Ok(())
 }
 
 /// Compiles a program with the options that pkg-config prints, and runs it.
