@@ -49,12 +49,10 @@ fn symbols(listing: &str) -> BTreeSet<String> {
 }
 
 fn differences(what: &str, found: &BTreeSet<String>, listed: &BTreeSet<String>) -> Vec<String> {
-    let missing = listed.difference(found).map(|name| {
-        format!("{what} has no function `{name}`, which {LIST} promises to programs that use it")
-    });
-    let extra = found
-        .difference(listed)
-        .map(|name| format!("{what} has `{name}`, which is not in {LIST}: run `cargo xtask abi`"));
+    let missing =
+        listed.difference(found).map(|name| format!("{what} has no function `{name}`, which is in {LIST}"));
+    let extra =
+        found.difference(listed).map(|name| format!("{what} exports `{name}`, which is not in {LIST}"));
     missing.chain(extra).collect()
 }
 
