@@ -17,7 +17,7 @@ use crate::command;
 const FOLDER: &str = "target/gpu-bundle";
 
 /// The maximum size of the bundle for a machine with a GPU, and of the peer libraries in addition.
-const MAX_BYTES: u64 = 28 << 20;
+const MAX_BYTES: u64 = 25 << 20;
 const MAX_PEERS_BYTES: u64 = 44 << 20;
 
 /// The packages and test targets that have tests for a GPU.

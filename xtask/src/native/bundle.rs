@@ -37,10 +37,12 @@ pub(crate) fn pack(folder: &Path) -> Result<()> {
 
     let packed = std::path::absolute(folder.join("capi.tar.gz"))?;
     let mut tar = Command::new("tar");
+    // tar applies only the exclusions that precede the names.
+    tar.args(["--exclude=bin/wholemem", "--exclude=*.a", "--exclude=examples/python"]);
     tar.args(["--create", "--gzip", "--file"]).arg(&packed).arg("--directory").arg(&prefix);
-    tar.args(["--exclude=bin/wholemem", "--exclude=*.a", "include", "lib", "bin", "--directory"]);
+    tar.args(["include", "lib", "bin", "--directory"]);
     let root = std::env::current_dir().context("cannot read the current folder")?;
-    command::run(tar.arg(root).arg(EXAMPLES).arg("--exclude=examples/python"))?;
+    command::run(tar.arg(root).arg(EXAMPLES))?;
     println!("{}: {} bytes", packed.display(), fs::metadata(&packed)?.len());
     Ok(())
 }
