@@ -67,36 +67,62 @@ impl<W: Word> FreeList<W> {
 
 #[cfg(test)]
 mod tests {
+    use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::sync::atomic::AtomicU64;
     use loom::thread;
 
     use super::*;
 
-    /// Two slots in a list; two threads remove slots and add them again.
+    /// A list of two slots, each with a number that its owner increments; loom checks that no other access is concurrent.
+    struct Model {
+        list: FreeList<AtomicU64>,
+        links: [AtomicU64; 2],
+        slots: [UnsafeCell<u64>; 2],
+    }
+
+    impl Model {
+        fn create() -> Arc<Self> {
+            let link = || AtomicU64::new(0);
+            let slots = [(); 2].map(|()| UnsafeCell::new(0));
+            let model = Self { list: FreeList::new(link()), links: [link(), link()], slots };
+            (0..2).for_each(|slot| model.push(slot));
+            Arc::new(model)
+        }
+
+        fn push(&self, slot: u32) {
+            self.list.push(slot, |slot| &self.links[slot as usize]);
+        }
+
+        /// Removes a slot and uses it.
+        fn pop(&self) -> Option<u32> {
+            let slot = self.list.pop(|slot| &self.links[slot as usize])?;
+            // SAFETY: the caller owns the slot that it has removed; loom checks that no access is concurrent.
+            self.slots[slot as usize].with_mut(|uses| unsafe { *uses += 1 });
+            Some(slot)
+        }
+    }
+
+    /// One thread removes both slots and adds the first one again, while another thread removes one: without a tag in the head, the
+    /// other thread would put the second slot, which is in use, back into the list.
     #[test]
     fn no_slot_is_removed_twice_or_lost() {
         loom::model(|| {
-            let list = Arc::new(FreeList::new(AtomicU64::new(0)));
-            let links = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
-            let owners = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
-            for slot in 0..2 {
-                list.push(slot, |slot| &links[slot as usize]);
-            }
-            let work = |list: &FreeList<AtomicU64>, links: &[AtomicU64; 2], owners: &[AtomicU64; 2]| {
-                let Some(slot) = list.pop(|slot| &links[slot as usize]) else { return };
-                assert_eq!(owners[slot as usize].fetch_add(1, Ordering::Relaxed), 0, "two owners");
-                let _ = owners[slot as usize].fetch_sub(1, Ordering::Relaxed);
-                list.push(slot, |slot| &links[slot as usize]);
-            };
-            let others = (Arc::clone(&list), Arc::clone(&links), Arc::clone(&owners));
-            let other = thread::spawn(move || work(&others.0, &others.1, &others.2));
-            work(&list, &links, &owners);
-            other.join().unwrap();
-            let mut left = [(); 2].map(|()| list.pop(|slot| &links[slot as usize]));
-            left.sort_unstable();
-            assert_eq!(left, [Some(0), Some(1)]);
-            assert_eq!(list.pop(|slot| &links[slot as usize]), None);
+            let model = Model::create();
+            let other = Arc::clone(&model);
+            let other = thread::spawn(move || {
+                let (first, second) = (other.pop(), other.pop());
+                if let Some(first) = first {
+                    other.push(first);
+                }
+                second
+            });
+            let own = model.pop();
+            let held = [own, other.join().unwrap()];
+            let left = [(); 3].map(|()| model.pop());
+            let mut all: Vec<_> = held.into_iter().chain(left).flatten().collect();
+            all.sort_unstable();
+            assert_eq!(all, [0, 1]);
         });
     }
 }
