@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # Runs the tests and benchmarks of wholemem on this machine's GPU, and writes a report of at most 8 files for each part.
 #
-#   run REPORT-FOLDER [PART]     all (the default), tests, memory, rows, reduce, collectives, python, calls, launches, peers
+#   run REPORT-FOLDER [PART]     all (the default), tests, memory, rows, reduce, collectives, python, calls, launches, capi, peers
 #
 # tests: all test suites, without benchmarks; memory: the tests and benchmarks of memory; rows: gather and scatter; reduce:
 # collectives of ranks that share the GPU, and all-reduce compared with PyTorch; collectives: only the tests of collectives; python:
 # the Python package with this machine's Python, PyTorch, CuPy and JAX; calls: the cost of a call from PyTorch; launches: the time of a
-# launch and of short eager calls, and with OLD_PROGRAMS="PATH ..." the calls compared with those programs; peers: gather compared
-# with PyTorch and WholeGraph, if the bundle was built with --peers.
+# launch and of short eager calls, and with OLD_PROGRAMS="PATH ..." the calls compared with those programs; capi: the C and
+# C++ interface, for which the machine needs nvcc; peers: gather compared with PyTorch and WholeGraph, if the bundle was built with
+# --peers.
 # Every step has a time limit. Tests with several processes on the GPU run under an MPS server in private folders, which stops
 # when the script exits. The settings of the GPU are not changed.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 report=${1:?usage: run REPORT-FOLDER [PART]}
 part=${2:-all}
-case "$part" in all | tests | memory | rows | reduce | collectives | python | calls | launches | peers) ;; *) echo "error: unknown part $part" >&2 && exit 2 ;; esac
+case "$part" in all | tests | memory | rows | reduce | collectives | python | calls | launches | capi | peers) ;; *) echo "error: unknown part $part" >&2 && exit 2 ;; esac
 mkdir -p "$report"
 private=$(mktemp -d)
 export WHOLEMEM_REQUIRE_CUDA=1 WHOLEMEM_TEST_SECONDS=120 NO_COLOR=1
@@ -241,6 +242,34 @@ bench_launch() {
     local name=$1 limit=$2
     step "bench $name" "$limit" sh -c '"$0" bench launch --rounds 200 --json >"$OUTPUT"' "$program"
 }
+# The C and C++ interface: the tests of the host in threads and, under MPS, in processes; the headers and an example compiled with this
+# machine's nvcc; and the cost of gathers and all-reduces compared with Rust.
+capi() {
+    local prefix="$private/capi" example="$private/capi/bin/neighbours"
+    mkdir -p "$prefix"
+    tar -xzf "$here/capi.tar.gz" -C "$prefix" && cp "$program" "$prefix/bin/wholemem"
+    step "c++ threads" 300 env CUDA_DEVICE_MAX_CONNECTIONS=32 "$prefix/bin/ranks" threads 4
+    step "c++ and rust" 300 sh -c '"$0" >"$1"' "$prefix/bin/device_cost" "$report/device-cost.txt"
+    if command -v nvcc >/dev/null; then
+        step "c++ nvcc" 300 nvcc -std=c++17 -arch=sm_90 -Xcompiler -Wall,-Wextra,-Werror -Werror all-warnings -I "$prefix/include" \
+            -L "$prefix/lib" -lwholemem -Xlinker -rpath="$prefix/lib" -o "$example" "$prefix/examples/cuda/neighbours.cu"
+        step "c++ example, one rank" 120 "$program" launch -n 1 -- "$example"
+    else
+        echo "c++ nvcc                     skipped: no nvcc" | tee -a "$report/summary.txt"
+    fi
+    if command -v compute-sanitizer >/dev/null; then
+        step "c++ threads under memcheck" 400 env CUDA_DEVICE_MAX_CONNECTIONS=32 WHOLEMEM_TIMEOUT=300 compute-sanitizer --tool memcheck \
+            --error-exitcode 9 --report-api-errors no "$prefix/bin/ranks" threads 4
+        [ -x "$example" ] && step "c++ example under memcheck" 200 "$program" launch -n 1 -- compute-sanitizer --tool memcheck \
+            --error-exitcode 9 --report-api-errors no "$example"
+    else
+        echo "c++ under memcheck           skipped: no compute-sanitizer" | tee -a "$report/summary.txt"
+    fi
+    begin_mps "c++ processes" || return
+    step "c++ processes" 300 "$program" launch -n 4 -- "$prefix/bin/ranks" process
+    [ -x "$example" ] && step "c++ example, two ranks" 120 "$program" launch -n 2 -- "$example"
+    end_mps
+}
 
 # Nothing is installed: the peer libraries are in the bundle, and NCCL is that of PyTorch.
 peers() {
@@ -257,7 +286,7 @@ peers() {
 }
 
 case "$part" in
-    all) parts=(memory_tests memory_benches rows collective_tests collective_benches python calls launches peers) ;;
+    all) parts=(memory_tests memory_benches rows collective_tests collective_benches python calls launches capi peers) ;;
     tests) parts=(memory_tests collective_tests python) ;;
     memory) parts=(memory_tests memory_benches) ;;
     reduce) parts=(collective_tests collective_benches) ;;

@@ -156,6 +156,18 @@ fn compile(source: &Path, text: Text) -> Result<String> {
     Ok(without_asm_markers(&ptx))
 }
 
+/// Compiles a kernel of a user with NVRTC and only the options that it needs, and assembles its PTX for each GPU architecture.
+pub(crate) fn check_user_kernel(source: &Path, headers: &Path) -> Result<()> {
+    let library = NVRTC.folder()?.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
+    let mut python = Command::new("python3");
+    python.args(["-c", include_str!("nvrtc.py")]).arg(library).arg(source);
+    python.arg(format!("--gpu-architecture=compute_{OLDEST_COMPUTE}")).arg("--std=c++17");
+    python.arg(format!("-I{}", headers.display()));
+    let ptx =
+        command::capture(&mut python).with_context(|| format!("cannot compile {}", source.display()))?;
+    assemble(&ptx, source, DEFAULT)
+}
+
 /// Removes NVRTC's comments around inline assembly, which are a tenth of the PTX text.
 fn without_asm_markers(ptx: &str) -> String {
     let is_marker = |line: &&str| matches!(line.trim(), "// begin inline asm" | "// end inline asm");

@@ -12,6 +12,7 @@
 //! | [`abi`], [`c_header`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | generated files that are committed, and the pinned tools that generate them |
 //! | [`package`], [`release`] | tests of the published crates, and a release with all its artefacts |
 //! | [`dist`], [`wheel`], [`wheel_data`], [`deb`] | the binary packages: the program, the wheel and the Debian package |
+//! | [`install`], [`native`] | the installation of the library for C and C++, and its tests |
 //! | [`wheel_check`], [`empty`] | tests of the binary packages in an environment without Rust |
 //! | [`bundle`] | the folder with tests and benchmarks for a machine with a GPU |
 //! | [`peers`], [`open_mpi`], [`plots`] | benchmarks that compare wholemem with other libraries, and plots of their results |
@@ -38,6 +39,7 @@ mod dist;
 mod empty;
 mod generated;
 mod headers;
+mod install;
 mod kernels;
 mod leaked_resources;
 mod licences;
@@ -45,6 +47,7 @@ mod manual_files;
 mod metadata;
 mod miri;
 mod module_graph;
+mod native;
 mod open_mpi;
 mod package;
 mod peers;
@@ -100,6 +103,8 @@ enum Task {
     Wheel(DistArguments),
     /// Build the Debian package of the program.
     Deb(DistArguments),
+    /// Build the library for C and C++, and install it with its headers, the files of CMake and pkg-config, and the program.
+    Install(install::InstallArguments),
     /// Run a benchmark of wholemem and the same benchmark of another library, and print ratios.
     #[command(subcommand)]
     Peers(PeerBenchmark),
@@ -187,6 +192,7 @@ fn main() -> Result<ExitCode> {
             let out = arguments.out(&started_in, "target/deb");
             deb::build(arguments.arch()?, &out).map(|_| ExitCode::SUCCESS)
         }
+        Task::Install(arguments) => install::run(&arguments, &started_in).map(|()| ExitCode::SUCCESS),
         Task::Peers(peers) => peers::run(&peers).map(|()| ExitCode::SUCCESS),
         Task::Plots(arguments) => plots::generate(arguments.check).map(|()| ExitCode::SUCCESS),
         Task::Docs(arguments) => docs(&arguments).map(|()| ExitCode::SUCCESS),

@@ -10,8 +10,8 @@ use crate::report::{StepOutcome, StepReport, StepResult};
 use crate::toolchain::Skip;
 use crate::working_tree::WorkingTree;
 use crate::{
-    abi, bindings, cargo, crate_graph, headers, kernels, leaked_resources, licences, miri, package, plots,
-    python, shipped, site, source_rules, vocabulary, wheel_check, working_tree,
+    abi, bindings, cargo, crate_graph, headers, kernels, leaked_resources, licences, miri, native, package,
+    plots, python, shipped, site, source_rules, vocabulary, wheel_check, working_tree,
 };
 
 /// A check of `cargo xtask test`. Steps run in the order of the variants; `--list` prints their summaries.
@@ -43,6 +43,8 @@ pub(crate) enum Step {
     Package,
     /// The shipped program, C library and Python package contain no test hooks
     Shipped,
+    /// The installed library for C and C++ works: tests and examples with GCC and Clang, sanitizers and valgrind
+    Capi,
     /// The Python package passes type checks, builds, and passes its tests and examples
     Python,
     /// The Python tests that need torch pass, and none is skipped for lack of torch; runs with `--torch` only
@@ -89,6 +91,7 @@ impl Step {
             Self::Rustdoc => cargo::rustdoc(),
             Self::Package => package::check(),
             Self::Shipped => shipped::check(),
+            Self::Capi => native::check(),
             Self::Python => python::check(),
             Self::Torch => python::torch(run.torch),
             Self::Wheel => wheel_check::check(run.exhaustive, run.torch),

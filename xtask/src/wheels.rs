@@ -27,11 +27,19 @@ pub(crate) const RUNTIME: Wheel = Wheel { name: "nvidia-cuda-runtime-cu12", vers
 /// NVRTC, the library that compiles CUDA C++ to PTX.
 pub(crate) const NVRTC: Wheel = Wheel { name: "nvidia-cuda-nvrtc-cu12", version: "12.4.127" };
 
+/// nvcc 13, with which users compile kernels, and what it needs. The packages are installed in one folder.
+pub(crate) const NVCC_13: [Wheel; 5] = [
+    Wheel { name: "nvidia-cuda-nvcc", version: "13.0.88" },
+    Wheel { name: "nvidia-cuda-runtime", version: "13.0.96" },
+    Wheel { name: "nvidia-cuda-crt", version: "13.0.88" },
+    Wheel { name: "nvidia-nvvm", version: "13.0.88" },
+    Wheel { name: "nvidia-cuda-cccl", version: "13.0.85" },
+];
+
 /// The package with `ptxas`, which assembles PTX to machine code.
 pub(crate) const NVCC: Wheel = Wheel { name: "nvidia-cuda-nvcc-cu12", version: "12.4.131" };
 
-/// libclang, the C parser of bindgen.
-#[cfg_attr(not(feature = "bindings"), expect(dead_code, reason = "only bindgen needs it"))]
+/// libclang, the C parser of bindgen and of the reference of the C and C++ interfaces.
 pub(crate) const LIBCLANG: Wheel = Wheel { name: "libclang", version: "18.1.1" };
 
 /// numpy, for the tests of the Python package and for host comparisons.
@@ -64,6 +72,11 @@ pub(crate) const CARGO_ZIGBUILD: Wheel = Wheel { name: "cargo-zigbuild", version
 
 /// auditwheel, which reports the Linux systems that a Python wheel supports.
 pub(crate) const AUDITWHEEL: Wheel = Wheel { name: "auditwheel", version: "6.8.2" };
+
+/// CMake, Ninja and pkgconf, which build the tests and examples in C and C++.
+pub(crate) const CMAKE: Wheel = Wheel { name: "cmake", version: "4.4.4" };
+pub(crate) const NINJA: Wheel = Wheel { name: "ninja", version: "1.13.2" };
+pub(crate) const PKGCONF: Wheel = Wheel { name: "pkgconf", version: "3.0.7.post0" };
 
 /// pytest, for the tests of the Python package.
 pub(crate) const PYTEST: Wheel = Wheel { name: "pytest", version: "8.4.2" };
@@ -121,23 +134,34 @@ impl Wheel {
     ///
     /// If the download fails, the error is a [`Skip`].
     pub(crate) fn folder(self) -> Result<PathBuf> {
-        let folder = Path::new("target/tools").join(format!("{}-{}", self.name, self.version));
-        if folder.is_dir() {
-            return Ok(folder);
-        }
-        let unfinished = Path::new("target/tools").join(format!("{}-{}.unfinished", self.name, self.version));
-        if unfinished.is_dir() {
-            fs::remove_dir_all(&unfinished)?;
-        }
-        let pinned = self.pinned();
-        let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check", "--target"])
-            .arg(&unfinished)
-            .arg(&pinned);
-        command::run_within(&mut pip, FETCH_LIMIT).map_err(|error| {
-            Skip::new(format!("cannot fetch {pinned}: {error:#}\nhint: python3 -m pip install {pinned}"))
-        })?;
-        fs::rename(&unfinished, &folder).with_context(|| format!("cannot rename to {}", folder.display()))?;
-        Ok(folder)
+        folder_of(&[self])
     }
+}
+
+/// Returns the folder in which several packages are installed together; its name is that of the first package. Downloads and installs
+/// them if necessary.
+///
+/// If a download fails, the error is a [`Skip`].
+pub(crate) fn folder_of(packages: &[Wheel]) -> Result<PathBuf> {
+    let first = packages.first().context("no package is named")?;
+    let name = format!("{}-{}", first.name, first.version);
+    let folder = Path::new("target/tools").join(&name);
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    let unfinished = Path::new("target/tools").join(format!("{name}.unfinished"));
+    if unfinished.is_dir() {
+        fs::remove_dir_all(&unfinished)?;
+    }
+    let pinned: Vec<_> = packages.iter().map(Wheel::pinned).collect();
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check", "--target"])
+        .arg(&unfinished)
+        .args(&pinned);
+    command::run_within(&mut pip, FETCH_LIMIT).map_err(|error| {
+        let pinned = pinned.join(" ");
+        Skip::new(format!("cannot fetch {pinned}: {error:#}\nhint: python3 -m pip install {pinned}"))
+    })?;
+    fs::rename(&unfinished, &folder).with_context(|| format!("cannot rename to {}", folder.display()))?;
+    Ok(folder)
 }

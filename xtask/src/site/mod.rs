@@ -1,7 +1,8 @@
 //! `cargo xtask docs`: builds the documentation site as static files in `target/site/`.
 //!
 //! mdBook builds the site from the README, `docs/` and the examples, which `SUMMARY.md` lists. `reference.py` writes the pages of
-//! the Python package, the pages of rustdoc are copied next to them, and `check_links.py` checks the finished site. Source files
+//! the Python package, `native_reference.py` those of the C and C++ interfaces, the pages of rustdoc are copied next to them, and
+//! `check_links.py` checks the finished site. Source files
 //! that pages link to get pages of their own, which are added to the menu.
 //!
 //! | module | contents |
@@ -26,7 +27,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::wheels::{BLACK, GRIFFE2MD, GRIFFELIB, MDBOOK, Wheel};
+use crate::wheels::{BLACK, GRIFFE2MD, GRIFFELIB, LIBCLANG, MDBOOK, Wheel};
 use crate::{cargo, command, python, report, source_rules};
 
 const FOLDER: &str = "xtask/src/site";
@@ -36,7 +37,11 @@ const SUMMARY: &str = include_str!("SUMMARY.md");
 const ARCHITECTURE: &str = "docs/ARCHITECTURE.md";
 
 /// The Python packages that build the documentation site.
-const PACKAGES: [Wheel; 4] = [MDBOOK, GRIFFE2MD, GRIFFELIB, BLACK];
+const PACKAGES: [Wheel; 5] = [MDBOOK, GRIFFE2MD, GRIFFELIB, BLACK, LIBCLANG];
+
+/// The headers whose reference is generated: of C, of C++ and for kernels.
+const HEADERS: [&str; 3] =
+    ["include/wholemem.h", "include/wholemem", "crates/wholemem/kernels/include/wholemem"];
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
@@ -68,6 +73,9 @@ pub(crate) fn build() -> Result<PathBuf> {
     let mut arguments = vec![OsStr::new("crates/python/python"), pages.as_os_str()];
     arguments.extend(modules.iter().map(OsStr::new));
     script("reference.py", &arguments)?;
+    let native = sources.join("c");
+    let headers = HEADERS.map(OsStr::new);
+    script("native_reference.py", &[native.as_os_str(), headers[0], headers[1], headers[2]])?;
 
     let mdbook = python.with_file_name("mdbook");
     command::run(Command::new(mdbook).arg("build").arg(&book).arg("--dest-dir").arg(&site))?;

@@ -100,6 +100,9 @@ void elements_are_found(const std::vector<u64> &rows, u64 stride)
     const wholemem::ElementRef ref = elements_of(memory.ref(stride, 0), stride);
     const u64 width = stride / sizeof(int);
     const PtrGen<const wholemem::ElementRef, int> tensor(&ref);
+    const PtrGen<const wholemem::ElementRef, int> shifted(&ref, width + 1);
+    for (u64 i = width + 1; i < ref.rows.rows * width; ++i)
+        require(shifted.At(i - width - 1) == tensor.At(i), "a base offset is not added", i, stride);
     for (u64 i = 0; i < ref.rows.rows * width; ++i) {
         const u64 there = walk(memory, i / width, stride) + i % width * sizeof(int);
         require((u64)(std::uintptr_t)tensor.At(i) == there, "an element is elsewhere", i, stride);
@@ -176,6 +179,7 @@ void as_it_is_written(const std::vector<u64> &lengths)
         require(plain[i] == (int)(3 * i), "another value was read", i, (u64)plain[i]);
     const PtrGen<const int, int> read_only(plain.data());
     const int *last = read_only.At(plain.size() - 1);
+    require(*PtrGen<const int, int>(plain.data(), plain.size() - 1).At(0) == *last, "a base offset is not added", plain.size(), 0);
     require(*last == plain.back(), "the last element differs", plain.size(), 0);
 }
 

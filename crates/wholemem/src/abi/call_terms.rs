@@ -23,7 +23,7 @@ pub struct CallTerms {
 layout!(CallTerms: 40 { words: 0 });
 
 /// The highest bit of every tag. It distinguishes tags from zero, the content of memory in which no terms have been published.
-pub const TAG_BIT: u32 = 1 << 31;
+pub const TAG_BIT: u32 = 0x8000_0000;
 
 /// Returns the tag of a call with the given number: the low 31 bits of the number, and `TAG_BIT`.
 pub(crate) fn tag_of(number: u64) -> u64 {

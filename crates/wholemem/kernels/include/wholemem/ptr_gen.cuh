@@ -4,6 +4,9 @@
 //     PtrGen<const whole_memory::WholeChunkedMemoryHandle, int> gen(handle);       // chunked memory
 //     *gen.At(offset)
 //
+// A second argument of the constructors, base_elt_offset, is a number of elements that At adds to every offset: the position of the
+// first element that the kernel uses. Row does not add it.
+//
 // A handle is an ElementRef. It supports any number of chunks of any size, and views of some rows and columns. Untyped memory has
 // rows of one byte. For a tensor, At counts the elements of all rows as if the rows were contiguous; Row needs no division.
 //
@@ -26,7 +29,7 @@ template <class Handle, class T> class PtrGen {
 public:
     typedef typename Like<T, Handle>::Type Element;
 
-    WHOLEMEM_HOST_DEVICE explicit PtrGen(Handle *pointer) : first((Element *)pointer) {}
+    WHOLEMEM_HOST_DEVICE explicit PtrGen(Handle *pointer, u64 base_elt_offset = 0) : first((Element *)pointer + base_elt_offset) {}
 
     WHOLEMEM_HOST_DEVICE Element *At(u64 offset) const { return first + offset; }
 
@@ -39,17 +42,18 @@ template <class T> class PtrGen<ElementRef, T> {
 public:
     typedef T Element;
 
-    WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef &handle) : ref(handle) {}
-    WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef *handle) : ref(*handle) {}
+    WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef &handle, u64 base_elt_offset = 0) : ref(handle), base(base_elt_offset) {}
+    WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef *handle, u64 base_elt_offset = 0) : ref(*handle), base(base_elt_offset) {}
 
     // Returns the pointer to the element at an offset, which counts the elements of all rows.
-    WHOLEMEM_HOST_DEVICE T *At(u64 offset) const { return (T *)ref.address(offset * sizeof(T)); }
+    WHOLEMEM_HOST_DEVICE T *At(u64 offset) const { return (T *)ref.address((base + offset) * sizeof(T)); }
 
     // Returns the pointer to the first element of a row.
     WHOLEMEM_HOST_DEVICE T *Row(u64 row) const { return (T *)ref.rows.address(row); }
 
 private:
     ElementRef ref;
+    u64 base;
 };
 
 // Computes pointers to rows of chunked memory.
@@ -74,8 +78,14 @@ private:
 // handles.
 template <class T> class PtrGen<const ElementRef, T> : public PtrGen<ElementRef, T> {
 public:
-    WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef &handle) : PtrGen<ElementRef, T>(handle) {}
-    WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef *handle) : PtrGen<ElementRef, T>(handle) {}
+    WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef &handle, u64 base_elt_offset = 0)
+        : PtrGen<ElementRef, T>(handle, base_elt_offset)
+    {
+    }
+    WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef *handle, u64 base_elt_offset = 0)
+        : PtrGen<ElementRef, T>(handle, base_elt_offset)
+    {
+    }
 };
 template <class T> class PtrGen<const GlobalRef, T> : public PtrGen<GlobalRef, T> {
 public:
