@@ -12,7 +12,7 @@ use crate::fault::{Disagreement, GroupFault};
 use crate::links::{FramePacket, PathAction, Paths, RankLink, SendStatus};
 use crate::machine::group_state::GroupState;
 use crate::operation::Operation;
-use crate::rank::Tree;
+use crate::topology::Topology;
 use crate::wire::frame::{FrameHeader, FrameKind, MAX_PAYLOAD, encode_fault};
 use crate::{Error, Rank, Result, UniqueId};
 
@@ -81,7 +81,7 @@ impl RankState {
 /// The state of a rank that the threads of its callers share with its progress thread.
 #[derive(Debug)]
 pub(crate) struct RankCore {
-    pub(crate) tree: Tree,
+    pub(crate) tree: Topology,
     pub(crate) id: UniqueId,
     pub(crate) liveness: LivenessLock,
     pub(crate) epoch: ForkEpoch,
@@ -99,21 +99,24 @@ pub(crate) struct RankCore {
 }
 
 impl RankCore {
-    pub(crate) fn create(id: UniqueId, tree: Tree) -> Result<Self> {
+    pub(crate) fn create(id: UniqueId, tree: impl Into<Topology>) -> Result<Self> {
+        Self::with_liveness(id, tree.into(), LivenessLock::create()?)
+    }
+
+    pub(crate) fn with_liveness(id: UniqueId, tree: Topology, liveness: LivenessLock) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake =
             rustix::event::eventfd(0, flags).map_err(|errno| OsError::Call { call: "eventfd2", errno })?;
         Ok(Self {
-            tree,
             id,
-            liveness: LivenessLock::create()?,
+            liveness,
             epoch: ForkEpoch::current()?,
             wake,
             links: Mutex::default(),
             paths: Mutex::new(Paths::new(tree.rank)),
             state: Mutex::new(RankState {
                 phase: GroupPhase::Joining,
-                group: GroupState::new(tree),
+                group: GroupState::new(tree.clone()),
                 inbox: HashMap::new(),
                 fds: HashMap::new(),
                 fds_lost: false,
@@ -124,6 +127,7 @@ impl RankCore {
             changed: Condvar::new(),
             stalled: Mutex::default(),
             watchers: Mutex::default(),
+            tree,
         })
     }
 
@@ -176,7 +180,8 @@ impl RankCore {
     pub(crate) fn post_to_any(&self, header: FrameHeader, payload: &[u8]) {
         let to = header.dst;
         let Some(hop) = self.tree.hop_towards(to) else { return };
-        if hop == to || payload.len() <= MAX_PAYLOAD {
+        // A direct link is a pair of Unix sockets, so there is none between nodes.
+        if hop == to || payload.len() <= MAX_PAYLOAD || !self.tree.is_here(to) {
             return self.post(hop, header, payload);
         }
         let packets = header.frames(payload).into_iter().map(FramePacket::from).collect();
@@ -270,6 +275,7 @@ mod tests {
     use wholemem_os::packet::MAX_PACKET;
 
     use super::*;
+    use crate::rank::Tree;
     use crate::wire::frame;
 
     #[test]

@@ -35,6 +35,17 @@ pub enum Error {
         joining: bool,
     },
 
+    /// A node did not answer: its ranks are stopped, the node is down, or the network between the nodes is interrupted.
+    #[error("no answer from node {node} ({}) within {timeout:?}", RankList(ranks))]
+    NodeTimeout {
+        /// The number of the node; [`Bootstrap::node_of`](crate::Bootstrap::node_of) returns that of a rank.
+        node: u32,
+        /// The ranks of the node that could not be reached.
+        ranks: Vec<Rank>,
+        /// The time for which nothing was heard from the node; see [`Network::with_silence`](crate::Network::with_silence).
+        timeout: Duration,
+    },
+
     /// A rank called [`abort`](crate::Bootstrap::abort).
     #[error("rank {by} aborted the communicator")]
     Aborted {
@@ -199,6 +210,25 @@ pub enum Error {
         size: u32,
     },
 
+    /// The ranks are on several nodes, and the operation needs memory or file descriptors that only processes of one node
+    /// can share.
+    #[error(
+        "cannot {what} over {nodes} nodes: only ranks of one node can; `split_by_node` gives each node a group"
+    )]
+    AcrossNodes {
+        /// What cannot be done, as the rest of a sentence.
+        what: &'static str,
+        /// The number of nodes of the group.
+        nodes: u32,
+    },
+
+    /// The unique id has no secret, which ranks on several nodes need to authenticate each other.
+    #[error(
+        "ranks on several nodes need a secret: set `WHOLEMEM_SECRET`, or `WHOLEMEM_SECRET_FILE` to a file that only \
+         their user can read, or pass the unique id"
+    )]
+    NoSecret,
+
     /// A rank could not receive all file descriptors in an exchange of descriptors.
     #[error("rank {rank} could not receive all file descriptors: {reason}")]
     Descriptors {
@@ -222,6 +252,9 @@ impl Error {
         match self {
             Self::PeerLost { rank } => Self::PeerLost { rank: named(rank) },
             Self::PeerLeft { rank } => Self::PeerLeft { rank: named(rank) },
+            Self::NodeTimeout { node, ranks, timeout } => {
+                Self::NodeTimeout { node, ranks: ranks.into_iter().map(named).collect(), timeout }
+            }
             Self::Aborted { by } => Self::Aborted { by: named(by) },
             Self::Protocol { rank, what } => Self::Protocol { rank: named(rank), what },
             Self::RankTaken { rank } => Self::RankTaken { rank: named(rank) },
@@ -237,7 +270,7 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Self::PeerLost { .. } => "peer-lost",
-            Self::Timeout { .. } => "timeout",
+            Self::Timeout { .. } | Self::NodeTimeout { .. } => "timeout",
             Self::Aborted { .. } => "aborted",
             Self::PeerLeft { .. } => "peer-left",
             Self::Closed => "closed",
@@ -257,6 +290,8 @@ impl Error {
             Self::BadId { .. } => "bad-id",
             Self::Environment { .. } => "environment",
             Self::SeveralNodes { .. } => "several-nodes",
+            Self::AcrossNodes { .. } => "across-nodes",
+            Self::NoSecret => "no-secret",
             Self::Descriptors { .. } => "descriptors",
             Self::Os(_) => "os",
         }
@@ -269,6 +304,7 @@ impl Error {
             self,
             Self::PeerLost { .. }
                 | Self::Timeout { .. }
+                | Self::NodeTimeout { .. }
                 | Self::Aborted { .. }
                 | Self::PeerLeft { .. }
                 | Self::Closed

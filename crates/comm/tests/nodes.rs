@@ -1,0 +1,213 @@
+//! Tests of groups on several nodes. The nodes are simulated on one machine: ranks of different nodes use different
+//! directories for their Unix sockets, and reach each other by TCP over the loopback interface only.
+
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use wholemem_comm::{Bootstrap, Error, Network, Rank, UniqueId, VoteResult};
+use wholemem_os::{Deadline, Memfd};
+use wholemem_testkit::{Ranks, test_name};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The time after which a silent node is given up in these tests.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// The nodes of a test: the ranks of each.
+type Layout = &'static [&'static [u32]];
+
+const TWO_NODES: Layout = &[&[0], &[1]];
+const LAYOUTS: [Layout; 5] = [
+    TWO_NODES,
+    &[&[0, 1], &[2, 3]],
+    &[&[0, 1], &[2, 3], &[4, 5]],
+    &[&[0], &[1, 2, 3]],
+    &[&[0, 3], &[1, 4], &[2]],
+];
+
+fn node_of(layout: Layout, rank: u32) -> usize {
+    layout.iter().position(|ranks| ranks.contains(&rank)).expect("a rank of the layout")
+}
+
+fn size(layout: Layout) -> u32 {
+    u32::try_from(layout.iter().map(|ranks| ranks.len()).sum::<usize>()).expect("small")
+}
+
+/// Returns an address at which no process listens.
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("an address").to_string()
+}
+
+/// The parameter of a test's ranks: the address of rank 0, the id, and the directory with those of the nodes.
+struct Parameter {
+    text: String,
+    /// `None` in the processes of ranks, which exit without removing it.
+    folder: Option<tempfile::TempDir>,
+}
+
+fn parameter() -> Parameter {
+    if Ranks::is_rank() {
+        return Parameter { text: String::new(), folder: None };
+    }
+    let folder = tempfile::tempdir_in("/tmp").expect("a directory");
+    let id = UniqueId::create().expect("an id");
+    Parameter { text: format!("{} {id} {}", free_address(), folder.path().display()), folder: Some(folder) }
+}
+
+impl Parameter {
+    fn assert_no_socket_file_is_left(&self, layout: Layout) {
+        let folder = self.folder.as_ref().expect("the harness").path();
+        let files = |node: usize| std::fs::read_dir(folder.join(node.to_string())).expect("the directory");
+        let left: Vec<_> = (0..layout.len()).flat_map(files).collect();
+        assert_eq!(left.len(), 0, "no socket file is left: {left:?}");
+    }
+}
+
+fn join_within(parameter: &str, layout: Layout, rank: u32, timeout: Duration) -> Result<Bootstrap, Error> {
+    let mut parts = parameter.split(' ');
+    let mut next = || parts.next().expect("three parts");
+    let (address, id, folder) = (next(), next().parse::<UniqueId>()?, next());
+    let directory = Path::new(folder).join(node_of(layout, rank).to_string());
+    let network =
+        Network::new(address.parse().expect("an address")).with_silence(SILENCE).with_socket_dir(&directory);
+    let mut comm = Bootstrap::create_over(&network, &id, Rank(rank), size(layout), Deadline::after(timeout))?;
+    comm.set_timeout(timeout);
+    Ok(comm)
+}
+
+fn bytes(from: u32, to: u32, len: usize) -> Vec<u8> {
+    (0..len).map(|n| (from as usize * 31 + to as usize * 7 + n).to_le_bytes()[0]).collect()
+}
+
+fn every_operation(comm: &Bootstrap, layout: Layout) {
+    let (rank, size) = (comm.rank(), comm.size());
+    assert_eq!(comm.nodes() as usize, layout.len());
+    for other in 0..size {
+        assert_eq!(comm.node_of(Rank(other)).map(|node| node as usize), Some(node_of(layout, other)));
+    }
+    assert_eq!(comm.node_of(Rank(size)), None);
+    for len in [0, 1, 4096, 300_000] {
+        let all = comm.all_gather(&bytes(rank.0, 0, len + rank.index())).expect("all_gather");
+        assert_eq!(all, (0..size).map(|from| bytes(from, 0, len + from as usize)).collect::<Vec<_>>());
+        let parts: Vec<_> = (0..size).map(|to| bytes(rank.0, to, len + to as usize)).collect();
+        let parts: Vec<_> = parts.iter().map(Vec::as_slice).collect();
+        let got = comm.all_to_allv(&parts).expect("all_to_allv");
+        assert_eq!(got, (0..size).map(|from| bytes(from, rank.0, len + rank.index())).collect::<Vec<_>>());
+    }
+    for root in 0..size {
+        let sent = comm.broadcast(Rank(root), &bytes(rank.0, 1, 100)).expect("a broadcast");
+        assert_eq!(sent, bytes(root, 1, 100));
+    }
+    let last = size - 1;
+    let vote = if rank.0 == last { Err("no") } else { Ok(()) };
+    let refused = VoteResult::Refused { rank: Rank(last), reason: "no".to_owned() };
+    assert_eq!(comm.agree(vote), Ok(refused));
+    let memory = Memfd::create("test", 4096).expect("memory");
+    let nodes = comm.nodes();
+    let refused = Error::AcrossNodes { what: "pass file descriptors", nodes };
+    assert_eq!(comm.all_gather_fds(&[memory.as_fd()]).map(drop), Err(refused));
+    // The even ranks in reverse order, which are on several nodes or on one.
+    let part = comm.split(rank.0.is_multiple_of(2).then_some(7), size - rank.0).expect("a split");
+    assert_eq!(part.is_some(), rank.0.is_multiple_of(2));
+    if let Some(part) = part {
+        let even: Vec<_> = (0..size).filter(|rank| rank.is_multiple_of(2)).rev().collect();
+        let all = part.all_gather(&rank.0.to_le_bytes()).expect("all_gather");
+        assert_eq!(all, even.iter().map(|rank| rank.to_le_bytes()).collect::<Vec<_>>());
+    }
+    let here = comm.split_by_node().expect("a split");
+    assert_eq!((here.nodes(), here.size() as usize), (1, layout[node_of(layout, rank.0)].len()));
+    let all = here.all_gather_fds(&[memory.as_fd()]).expect("descriptors");
+    assert_eq!(all.len(), here.size() as usize);
+    for _ in 0..100 {
+        comm.barrier().expect("a barrier");
+    }
+}
+
+#[test]
+fn every_operation_works_over_several_nodes() {
+    for (number, layout) in (0..).zip(LAYOUTS) {
+        let shared = parameter();
+        Ranks::of(size(layout) as usize).parameter(format!("{number} {}", shared.text)).run(
+            test_name!(),
+            |rank| {
+                let parameter = rank.parameter();
+                let (number, shared) = parameter.split_once(' ').expect("a layout");
+                let layout = LAYOUTS[number.parse::<usize>().expect("a number")];
+                let own = u32::try_from(rank.id()).expect("small");
+                let comm = join_within(shared, layout, own, TIMEOUT).expect("a group");
+                every_operation(&comm, layout);
+                comm.close().expect("the group is usable");
+            },
+        );
+        shared.assert_no_socket_file_is_left(layout);
+    }
+}
+
+/// Returns the layout with number `n` in the parameter, and the rest of the parameter.
+fn shared(rank: &wholemem_testkit::Rank) -> (Layout, String, u32) {
+    let parameter = rank.parameter();
+    let (number, shared) = parameter.split_once(' ').expect("a layout");
+    let layout = LAYOUTS[number.parse::<usize>().expect("a number")];
+    (layout, shared.to_owned(), u32::try_from(rank.id()).expect("small"))
+}
+
+/// Kills ranks of a group that waits in a barrier, and checks the error of every survivor.
+fn kill(test: &str, number: usize, victims: &'static [usize]) {
+    let layout = LAYOUTS[number];
+    let parameter = parameter();
+    let mut ranks = Ranks::of(size(layout) as usize).parameter(format!("{number} {}", parameter.text));
+    for victim in victims {
+        ranks = ranks.killed(*victim);
+    }
+    ranks.run(test, |rank| {
+        let (layout, shared, own) = shared(rank);
+        let comm = join_within(&shared, layout, own, TIMEOUT).expect("a group");
+        comm.barrier().expect("all ranks take part");
+        let survivors: Vec<_> = (0..rank.count()).filter(|rank| !victims.contains(rank)).collect();
+        if victims.contains(&rank.id()) {
+            rank.send(survivors[0], b"ready", &[]);
+            rank.wait_to_be_killed();
+        }
+        if rank.id() == survivors[0] {
+            for victim in victims {
+                assert_eq!(rank.recv(*victim).0, b"ready");
+            }
+            for victim in victims {
+                rank.kill(*victim);
+            }
+        }
+        let error = comm.barrier().expect_err("a rank has died");
+        let is_victim = |rank: &Rank| victims.contains(&rank.index());
+        assert!(matches!(&error, Error::PeerLost { rank } if is_victim(rank)), "{error}");
+        assert_eq!(comm.check(), Err(error));
+    });
+    parameter.assert_no_socket_file_is_left(layout);
+}
+
+#[test]
+fn a_killed_rank_that_is_no_leader_is_reported_to_all_nodes() {
+    kill(test_name!(), 2, &[3]);
+}
+
+#[test]
+fn a_killed_leader_is_reported_to_all_nodes() {
+    kill(test_name!(), 2, &[2]);
+}
+
+#[test]
+fn the_death_of_the_only_rank_of_a_node_is_reported() {
+    kill(test_name!(), 0, &[1]);
+}
+
+#[test]
+fn the_death_of_rank_0_is_reported_to_all_nodes() {
+    kill(test_name!(), 2, &[0]);
+}
+
+#[test]
+fn the_death_of_all_ranks_of_a_node_is_reported_to_all_others() {
+    kill(test_name!(), 2, &[2, 3]);
+}
