@@ -35,7 +35,7 @@ pub enum Error {
         joining: bool,
     },
 
-    /// A node did not answer: its ranks are stopped, the node is down, or the network between the nodes is interrupted.
+    /// Ranks of a node did not answer: they are stopped, the node is down, or the network between the nodes is interrupted.
     #[error("no answer from node {node} ({}) within {timeout:?}", RankList(ranks))]
     NodeTimeout {
         /// The number of the node; [`Bootstrap::node_of`](crate::Bootstrap::node_of) returns that of a rank.

@@ -42,8 +42,8 @@
 //! [`Error::RanksDisagree`] with two of the calls, without waiting for its timeout. After that, every operation of the group fails at once, and the
 //! survivors can create a new group. A group that has ended leaves no descriptor, mapping or file.
 //!
-//! **Several nodes.** [`Bootstrap::create_over`] joins ranks on several nodes over TCP. A node that does not answer for five
-//! seconds, or the time that [`Network::with_silence`] sets, is given up: every rank that can still be reached gets
+//! **Several nodes.** [`Bootstrap::create_over`] joins ranks on several nodes over TCP. A node or a rank that does not answer
+//! for five seconds, or the time that [`Network::with_silence`] sets, is given up: every rank that can still be reached gets
 //! [`Error::NodeTimeout`], which names the node and its ranks, also if no operation is in progress. An interrupted
 //! connection between two running nodes ends the group too. Descriptors cannot be passed over several nodes.
 //!

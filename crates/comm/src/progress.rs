@@ -460,7 +460,7 @@ impl ProgressThread {
         // reached through it.
         let is_stalled = |rank: &Rank| self.peers.get(rank).is_some_and(|peer| peer.stall.is_stalled());
         *self.core.stalled() = self.core.tree.neighbours().filter(is_stalled).collect();
-        self.check_leader();
+        self.give_up_stalled();
         self.last_probe = Instant::now();
         self.check_split_from();
         self.take_vacant_positions();

@@ -6,8 +6,9 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use wholemem_comm::{Bootstrap, Error, Network, Rank, UniqueId, VoteResult};
-use wholemem_os::{Deadline, Memfd};
+use wholemem_os::{Deadline, Memfd, PidFd};
 use wholemem_testkit::{Ranks, test_name};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -210,4 +211,66 @@ fn the_death_of_rank_0_is_reported_to_all_nodes() {
 #[test]
 fn the_death_of_all_ranks_of_a_node_is_reported_to_all_others() {
     kill(test_name!(), 2, &[2, 3]);
+}
+
+/// Stops ranks of a group that waits in a barrier, and checks that every other rank reports their node.
+fn stop(test: &str, number: usize, victims: &'static [usize]) {
+    let parameter = parameter();
+    let mut ranks =
+        Ranks::of(size(LAYOUTS[number]) as usize).parameter(format!("{number} {}", parameter.text));
+    for victim in victims {
+        ranks = ranks.killed(*victim);
+    }
+    ranks.run(test, |rank| {
+        let (layout, shared, own) = shared(rank);
+        let comm = join_within(&shared, layout, own, TIMEOUT).expect("a group");
+        comm.barrier().expect("all ranks take part");
+        let others: Vec<_> = (0..rank.count()).filter(|rank| !victims.contains(rank)).collect();
+        if victims.contains(&rank.id()) {
+            rank.send(others[0], b"ready", &[]);
+            rank.wait_to_be_killed();
+        }
+        let processes: Vec<_> =
+            victims.iter().map(|victim| PidFd::open(rank.pid(*victim)).expect("it lives")).collect();
+        if rank.id() == others[0] {
+            for (victim, process) in victims.iter().zip(&processes) {
+                assert_eq!(rank.recv(*victim).0, b"ready");
+                process.signal(Signal::STOP).expect("it can be stopped");
+            }
+        }
+        // No operation is in progress on this rank when the node is given up, or one is.
+        if rank.id().is_multiple_of(2) {
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let _watch = comm.watch(move |error| drop(sender.send(error.clone())));
+            let error = receiver.recv().expect("a failure");
+            assert_eq!(comm.check(), Err(error));
+        }
+        let error = comm.barrier().expect_err("a node is stopped");
+        let node = u32::try_from(node_of(layout, u32::try_from(victims[0]).expect("small"))).expect("small");
+        assert!(
+            matches!(&error, Error::NodeTimeout { node: silent, timeout: SILENCE, .. } if *silent == node),
+            "{error}"
+        );
+        assert!(error.to_string().contains(&format!("node {node}")), "{error}");
+        let peers: Vec<_> = others.iter().copied().filter(|other| *other != rank.id()).collect();
+        rank.barrier_with(&peers);
+        if rank.id() == others[0] {
+            processes.iter().for_each(|process| process.kill().expect("it can be killed"));
+        }
+    });
+}
+
+#[test]
+fn a_stopped_node_is_named_on_all_others() {
+    stop(test_name!(), 2, &[2, 3]);
+}
+
+#[test]
+fn a_stopped_rank_is_named_on_all_nodes() {
+    stop(test_name!(), 2, &[4]);
+}
+
+#[test]
+fn the_stopped_node_of_rank_0_is_named_on_all_others() {
+    stop(test_name!(), 1, &[0, 1]);
 }

@@ -296,19 +296,20 @@ impl ProgressThread {
         }
     }
 
-    /// Ends the group if the leader of this node is stopped: other nodes give it up too.
-    pub(super) fn check_leader(&self) {
+    /// Ends the group if a rank of this node to which this rank is connected is stopped. Other nodes give up a stopped
+    /// leader in the same time.
+    pub(super) fn give_up_stalled(&self) {
         let Some(nodes) = &self.nodes else { return };
-        let Some(parent) = self.core.tree.parent().filter(|parent| self.core.tree.is_here(*parent)) else {
-            return;
-        };
         let silence = nodes.context.silence;
-        if self.peers.get(&parent).is_some_and(|peer| peer.stall.is_stalled_for(silence)) {
-            let (node, ranks) = (self.core.tree.node_of(parent), vec![parent]);
-            self.core.fail_group(
-                GroupFault::NodeSilent { node, ranks, milliseconds: milliseconds(silence) },
-                None,
-            );
+        let ranks: Vec<_> = self
+            .peers
+            .iter()
+            .filter(|(_, peer)| peer.stall.is_stalled_for(silence))
+            .map(|(rank, _)| *rank)
+            .collect();
+        if !ranks.is_empty() {
+            let (node, milliseconds) = (self.core.tree.node_of(self.core.tree.rank), milliseconds(silence));
+            self.core.fail_group(GroupFault::NodeSilent { node, ranks, milliseconds }, None);
         }
     }
 }
