@@ -223,6 +223,9 @@ impl From<CommError> for Exception {
                 };
                 raised("Timeout").missing(missing).hint(hint)
             }
+            CommError::NodeTimeout { ranks, .. } => raised("Timeout").missing(ranks).hint(hint),
+            CommError::AcrossNodes { .. } => raised("Unsupported").hint(ON_ONE_NODE),
+            CommError::NoSecret => raised("BadEnvironment"),
             CommError::Poisoned { missing } => raised("Timeout").missing(missing).hint(hint),
             CommError::RanksDisagree { .. } => raised("RanksDisagree")
                 .hint("make the same calls in the same order and with equal arguments on all ranks"),
