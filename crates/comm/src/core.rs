@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::EventfdFlags;
+use wholemem_os::packet::Address;
 use wholemem_os::robust::LivenessLock;
 use wholemem_os::{Error as OsError, ForkEpoch, PacketSocket};
 
@@ -96,6 +97,9 @@ pub(crate) struct RankCore {
     /// Neighbours whose progress thread is stalled.
     stalled: Mutex<BTreeSet<Rank>>,
     watchers: Mutex<watchers::Watchers>,
+    /// The socket files that ranks of this node may have left behind when they died: of this group, and of the groups
+    /// into which it is being split. Empty if the group is on one node, where neighbours remove each other's files.
+    socket_files: Mutex<Vec<Address>>,
 }
 
 impl RankCore {
@@ -127,12 +131,30 @@ impl RankCore {
             changed: Condvar::new(),
             stalled: Mutex::default(),
             watchers: Mutex::default(),
+            socket_files: Mutex::default(),
             tree,
         })
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, RankState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn socket_files(&self) -> MutexGuard<'_, Vec<Address>> {
+        self.socket_files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the groups into which this group of several nodes is being split, for [`remove_stale_sockets`].
+    ///
+    /// [`remove_stale_sockets`]: Self::remove_stale_sockets
+    pub(crate) fn set_parts(&self, parts: &[UniqueId]) {
+        let ids = std::iter::once(&self.id).chain(parts);
+        *self.socket_files() = ids.flat_map(|id| [id.leader_address(), id.address(Rank(0))]).collect();
+    }
+
+    /// Removes the socket files that dead ranks of this node have left behind.
+    pub(crate) fn remove_stale_sockets(&self) {
+        self.socket_files().iter().for_each(Address::remove_stale);
     }
 
     pub(crate) fn links(&self) -> MutexGuard<'_, BTreeMap<Rank, Arc<RankLink>>> {

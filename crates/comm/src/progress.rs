@@ -24,6 +24,7 @@ use crate::machine::stall_detector::StallDetector;
 use crate::operation::Operation;
 use crate::wire::Malformed;
 use crate::wire::frame::{self, FrameHeader, FrameKind, decode_fault, decode_join_update, decode_ranks};
+use crate::wire::nodes::{NodeReport, decode_report};
 use crate::{Rank, Result};
 
 pub(crate) mod assemble;
@@ -414,6 +415,14 @@ impl ProgressThread {
                 self.store_message(op, kind, src, GroupMessage { operation, bytes });
             }
             FrameKind::Heartbeat => {}
+            // The leader of a node reports a death that it has detected before it received the decision.
+            FrameKind::NodeReport if self.is_remote(from) => {
+                let NodeReport { update, .. } = decode_report(&bytes)?;
+                self.check_ranks(update.joined.iter().chain(&update.died))?;
+                if let Some(dead) = update.died.first() {
+                    self.core.fail_group(GroupFault::Lost(*dead), None);
+                }
+            }
             FrameKind::NodeReport | FrameKind::NodeDecision => {
                 return Err(Malformed("a rank sent a message of joining after it had joined"));
             }
@@ -557,6 +566,10 @@ impl ProgressThread {
             // Packets queued after a batch of descriptors are sent when the neighbour acknowledges the batch, so links
             // must be read. Reading also lets neighbours leave that wait until their own packets are read.
             self.read();
+        }
+        if has_failed {
+            // The kernel may have closed the sockets of a dead rank only after its death was detected.
+            self.core.remove_stale_sockets();
         }
     }
 }

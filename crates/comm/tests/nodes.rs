@@ -274,3 +274,78 @@ fn a_stopped_rank_is_named_on_all_nodes() {
 fn the_stopped_node_of_rank_0_is_named_on_all_others() {
     stop(test_name!(), 1, &[0, 1]);
 }
+
+fn open_fds() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("/proc is mounted").count()
+}
+
+/// The operation number `n` of a sequence that all ranks make, with splits or without.
+fn some_operation(comm: &Bootstrap, n: u64, splits: bool) -> Result<(), Error> {
+    match n % if splits { 5 } else { 4 } {
+        0 => comm.barrier(),
+        1 => comm.all_gather(&[7; 3000]).map(drop),
+        2 => comm.all_to_allv(&vec![&[7; 5000][..]; comm.size() as usize]).map(drop),
+        3 => comm.agree(Ok(())).map(drop),
+        _ => comm.split(Some(comm.rank().0 % 2), 0).map(drop),
+    }
+}
+
+#[test]
+fn ranks_killed_at_random_moments_are_reported_to_all_and_nothing_is_left() {
+    let layout = LAYOUTS[2];
+    let seed = if Ranks::is_rank() { 0 } else { wholemem_testkit::seed() };
+    let cases = if wholemem_testkit::exhaustive() { 500 } else { 20 };
+    for case in 0..cases {
+        let parameter = parameter();
+        let random = seed.wrapping_add(case).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(17);
+        let victim = if Ranks::is_rank() { 0 } else { random % 6 };
+        // Half of the ranks are killed while they join, and the others in a sequence of operations.
+        let micros = random / 6 % 50_000;
+        let splits = case.is_multiple_of(4);
+        let text = format!("2 {} {} {victim} {micros}", parameter.text, u64::from(splits));
+        let victim = usize::try_from(victim).expect("small");
+        Ranks::of(6).killed(victim).parameter(text).run(test_name!(), |rank| {
+            // A first group starts threads and raises limits before the census.
+            drop(Bootstrap::local(2).expect("a group"));
+            let (layout, shared, own) = shared(rank);
+            let mut numbers = shared.rsplit(' ');
+            let mut next = || numbers.next().expect("a number").parse::<u64>().expect("a number");
+            let (micros, victim, splits) = (next(), next(), next() == 1);
+            let victim = usize::try_from(victim).expect("small");
+            let before = open_fds();
+            rank.barrier();
+            std::thread::scope(|scope| {
+                if rank.id() == (victim + 1) % 6 {
+                    scope.spawn(|| {
+                        // The moment of the death is random.
+                        std::thread::sleep(Duration::from_micros(micros));
+                        rank.kill(victim);
+                    });
+                }
+                let error = match join_within(&shared, layout, own, Duration::from_secs(5)) {
+                    Err(error) => error,
+                    Ok(comm) => {
+                        (0..).find_map(|n| some_operation(&comm, n, splits).err()).expect("a rank is killed")
+                    }
+                };
+                if rank.id() == victim {
+                    rank.wait_to_be_killed();
+                }
+                let victim = Rank(u32::try_from(victim).expect("small"));
+                match &error {
+                    Error::PeerLost { rank } => assert_eq!(*rank, victim),
+                    // The victim was killed before it had joined.
+                    Error::Timeout { missing, joining: true, .. } => {
+                        assert!(missing.contains(&victim), "{error}")
+                    }
+                    other => panic!("{other}"),
+                }
+            });
+            assert_eq!(open_fds(), before, "no descriptor is left");
+        });
+        // The file of a rank that was killed in a split is left if no other rank of its node knows the part yet.
+        if !splits {
+            parameter.assert_no_socket_file_is_left(layout);
+        }
+    }
+}

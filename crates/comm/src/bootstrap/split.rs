@@ -74,6 +74,10 @@ impl Bootstrap {
                 members.push((its_key, rank));
             }
         }
+        if self.core.tree.map().is_some() {
+            let parts: Vec<_> = colors.keys().map(|color| self.core.id.split_id(number, *color)).collect();
+            self.core.set_parts(&parts);
+        }
         let network = self.network_of_part(guard, color, &mut colors)?;
         let Some(color) = color else { return Ok(None) };
         members.sort_unstable();

@@ -245,6 +245,11 @@ impl Acceptor {
         }
     }
 
+    /// Returns true if a peer is admitted and has not completed its handshake.
+    pub(crate) fn has_admitted(&self) -> bool {
+        self.pending.iter().any(|peer| !peer.is_unauthenticated())
+    }
+
     fn may_join(&self, rank: Rank) -> bool {
         if self.accepts_any {
             rank.0 < self.tree.size && rank != self.tree.rank

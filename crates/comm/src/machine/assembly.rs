@@ -32,6 +32,10 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(2);
 /// The number of a connection between the root and another node.
 pub(crate) type LinkNumber = u64;
 
+/// If no process listens at the address of the root for this long, a leader that replaces a dead one assumes that the
+/// decision was made without it.
+const MAX_REFUSED: Duration = Duration::from_millis(500);
+
 /// The decision of the root: the ranks of all nodes, or the reason why joining failed.
 pub(crate) type Decision = Result<Vec<NodeRanks>, GroupFault>;
 
@@ -48,6 +52,8 @@ pub(crate) enum LeaderInput {
     Disconnected,
     /// The process of the root has ended.
     RootLost,
+    /// No process listens at the address of the root.
+    RootRefuses,
     Decision(Decision),
     Tick,
 }
@@ -70,6 +76,9 @@ pub(crate) struct LeaderAssembly {
     is_connected: bool,
     unreported: JoinUpdate,
     next_report: Duration,
+    /// True if a previous leader of this node was connected to the root.
+    root_was_reached: bool,
+    refused_since: Option<Duration>,
     ended: bool,
 }
 
@@ -83,8 +92,20 @@ impl LeaderAssembly {
             is_connected: false,
             unreported: JoinUpdate::default(),
             next_report: Duration::ZERO,
+            root_was_reached: false,
+            refused_since: None,
             ended: false,
         }
+    }
+
+    /// Creates the state of a leader that replaces a dead one, which was connected to the root.
+    pub(crate) fn after_connected_leader(self) -> Self {
+        Self { root_was_reached: true, ..self }
+    }
+
+    /// Returns the fault of a group whose root has left or died.
+    fn lost(&self) -> GroupFault {
+        GroupFault::Lost(self.died.first().copied().unwrap_or(self.root))
     }
 
     /// Forgets a rank that the root has refused, because another process has joined as this rank before.
@@ -109,6 +130,7 @@ impl LeaderAssembly {
                 }
             }
             LeaderInput::Connected => {
+                self.refused_since = None;
                 self.is_connected = true;
                 self.unreported = JoinUpdate {
                     joined: self.joined.iter().copied().collect(),
@@ -117,7 +139,14 @@ impl LeaderAssembly {
                 self.next_report = now;
             }
             LeaderInput::Disconnected => self.is_connected = false,
-            LeaderInput::RootLost => return self.end(Err(GroupFault::Lost(self.root))),
+            // If a previous leader of this node has died, the root may have left the group that failed thereby.
+            LeaderInput::RootLost => return self.end(Err(self.lost())),
+            LeaderInput::RootRefuses => {
+                let since = *self.refused_since.get_or_insert(now);
+                if self.root_was_reached && now.saturating_sub(since) >= MAX_REFUSED {
+                    return self.end(Err(self.lost()));
+                }
+            }
             LeaderInput::Decision(decision) => return self.end(decision),
             LeaderInput::Tick => {}
         }

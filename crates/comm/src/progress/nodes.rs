@@ -93,8 +93,9 @@ impl NodeState {
         self.links.values().map(NodeLink::tick_within).chain(retry).min()
     }
 
+    /// Returns true if a report of this rank is not sent, or a report of another rank is not answered.
     pub(super) fn has_reports(&self) -> bool {
-        !self.reports.is_empty()
+        !self.reports.is_empty() || !self.reporters.is_empty()
     }
 
     pub(super) fn ranks(&self) -> impl Iterator<Item = Rank> {
@@ -232,6 +233,7 @@ impl ProgressThread {
                 links.insert(node.rank, node);
             }
         }
+        progress.core.set_parts(&[]);
         progress.nodes =
             Some(NodeState { context, links, acceptor, reporters: Vec::new(), reports: Vec::new() });
         // A rank that died after it had reported, and before the decision, is not connected.
@@ -291,7 +293,7 @@ impl ProgressThread {
     /// Handles the death of a rank of this node: if it is the leader, other nodes are informed.
     pub(super) fn report_death(&mut self, dead: Rank) {
         if let Some(nodes) = &mut self.nodes {
-            self.core.id.leader_address().remove_stale();
+            self.core.remove_stale_sockets();
             nodes.report_leader(&self.core.tree, dead);
         }
     }

@@ -134,3 +134,18 @@ fn a_leader_that_connects_again_keeps_its_ranks() {
     let map = vec![node(0, 0, &[0]), node(1, 2, &[1, 2, 3])];
     assert_eq!(root.step(START, report(2, 1, &[3], &[])), [RootOutput::End(Ok(map))]);
 }
+
+#[test]
+fn a_new_leader_that_finds_no_root_reports_the_death_of_the_previous_one() {
+    let lost = |rank| vec![LeaderOutput::End(Err(GroupFault::Lost(Rank(rank))))];
+    let mut leader = LeaderAssembly::new(Rank(3), Rank(0), TIMEOUT).after_connected_leader();
+    leader.step(START, LeaderInput::Died(Rank(2)));
+    assert_eq!(leader.step(START, LeaderInput::RootRefuses), []);
+    assert_eq!(leader.step(MAX_REFUSED, LeaderInput::RootRefuses), lost(2));
+    // The root may not have started yet if no leader has reached it.
+    let mut leader = LeaderAssembly::new(Rank(3), Rank(0), TIMEOUT);
+    leader.step(START, LeaderInput::Died(Rank(2)));
+    leader.step(START, LeaderInput::RootRefuses);
+    assert_eq!(leader.step(MAX_REFUSED, LeaderInput::RootRefuses), []);
+    assert_eq!(leader.step(MAX_REFUSED, LeaderInput::RootLost), lost(2));
+}

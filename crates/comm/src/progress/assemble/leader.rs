@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags};
 use wholemem_os::PacketSocket;
 use wholemem_os::packet::PacketListener;
 
-use super::local::{DECIDED, MemberEvent, Members, MessageReader, Received, post};
+use super::local::{CONNECTED, DECIDED, MemberEvent, Members, MessageReader, Received, post};
 use super::{Assembler, Links, ROOT, Role, Step};
 use crate::handshake::{Acceptor, AttemptOutcome, NodeAcceptor, NodeAttempt, NodePeer};
 use crate::links::{LinkSocket, RankLink};
@@ -46,6 +46,9 @@ impl Leader {
         let id = &request.id;
         let members = Members::new(Acceptor::new(listener, assembler.tree(), id.key(), id.has_secret()));
         let mut machine = LeaderAssembly::new(request.rank, ROOT, request.timeout);
+        if assembler.root_was_reached {
+            machine = machine.after_connected_leader();
+        }
         for rank in &assembler.died {
             machine.step(Duration::ZERO, LeaderInput::Died(*rank));
         }
@@ -114,13 +117,22 @@ impl Leader {
                 let hello = (Purpose::Report, request.rank, request.size);
                 match NodeAttempt::begin(request.network.root(), hello, request.network.silence())? {
                     Ok(attempt) => self.uplink = Uplink::Attempt(attempt),
-                    Err(_) => self.retry_later(),
+                    Err(outcome) => {
+                        if matches!(outcome, AttemptOutcome::Refused) {
+                            inputs.push(LeaderInput::RootRefuses);
+                        }
+                        self.retry_later();
+                    }
                 }
             }
             Uplink::Attempt(attempt) => match attempt.step(&assembler.context.key, assembler.context.silence)
             {
                 AttemptOutcome::Pending => {}
-                AttemptOutcome::Refused | AttemptOutcome::Failed => self.retry_later(),
+                AttemptOutcome::Refused => {
+                    inputs.push(LeaderInput::RootRefuses);
+                    self.retry_later();
+                }
+                AttemptOutcome::Failed => self.retry_later(),
                 AttemptOutcome::OtherSize(parent, there) => {
                     let (rank, here) = (request.rank, request.size);
                     return Err(Error::SizeDiffers { rank, parent, here, there });
@@ -134,6 +146,7 @@ impl Leader {
                     let uplink = NodeLink::new(&assembler.context, rank, Some(request.network.root()), link);
                     self.uplink = Uplink::Connected(uplink, MessageReader::default());
                     self.delay = RETRY_DELAY.0;
+                    assembler.liveness.set_status(CONNECTED);
                     inputs.push(LeaderInput::Connected);
                 }
             },
@@ -216,7 +229,8 @@ impl Leader {
         // Published before the ranks of this node are informed: if this rank dies meanwhile, they do not look for
         // another leader.
         assembler.liveness.set_status(DECIDED);
-        let Self { members, acceptor, uplink, .. } = *self;
+        let Self { mut members, acceptor, uplink, .. } = *self;
+        members.settle(assembler.liveness);
         let local: Vec<_> = members.peers.into_values().collect();
         let waiting = local.iter().map(|peer| Arc::clone(&peer.link)).collect();
         let remote = match uplink {

@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
 use wholemem_os::packet::MAX_PACKET;
 use wholemem_os::robust::{LivenessLock, LivenessProbe, LockState};
-use wholemem_os::{Error as OsError, PidFd};
+use wholemem_os::{Deadline, Error as OsError, PidFd};
 
+use super::wait_for;
 use crate::Rank;
 use crate::handshake::{Acceptor, JoinedPeer};
 use crate::links::{FramePacket, RankLink};
@@ -17,6 +20,12 @@ use crate::wire::frame::{self, FrameHeader, FrameKind};
 
 /// The status in the liveness page of a leader that may have sent the decision to ranks of its node.
 pub(super) const DECIDED: u64 = 1;
+
+/// The status in the liveness page of a leader that is connected to the root.
+pub(super) const CONNECTED: u64 = 2;
+
+/// The longest wait for a rank that is admitted to complete its handshake.
+const SETTLE: Duration = Duration::from_millis(200);
 
 /// An authenticated rank of this node, with the handles that detect its death.
 #[derive(Debug)]
@@ -98,8 +107,9 @@ impl LocalPeer {
         self.probe.state() != LockState::Alive || self.process.has_exited() == Ok(true)
     }
 
+    /// Returns true if the rank died. A rank that has ended joining and exited then has not.
     pub(super) fn has_died(&self) -> bool {
-        self.probe.state() == LockState::Died || self.process.has_exited() == Ok(true)
+        self.probe.state() == LockState::Died
     }
 
     pub(super) fn read(&mut self) -> Received {
@@ -134,6 +144,17 @@ impl Members {
 
     pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.acceptor.fds().chain(self.peers.values().flat_map(LocalPeer::fds))
+    }
+
+    /// Completes the handshakes of ranks that are admitted, and wait for the decision like the others.
+    pub(super) fn settle(&mut self, liveness: &LivenessLock) {
+        let deadline = Deadline::after(SETTLE);
+        self.step(liveness);
+        while self.acceptor.has_admitted() && !deadline.has_passed() {
+            let read = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+            wait_for(&mut self.acceptor.fds().map(read).collect::<Vec<_>>(), SETTLE);
+            self.step(liveness);
+        }
     }
 
     /// Admits ranks of this node, reads their reports, and detects their deaths.

@@ -27,7 +27,7 @@ use wholemem_os::robust::LivenessLock;
 use wholemem_os::{Deadline, Error as OsError};
 
 use self::leader::Leader;
-use self::local::{DECIDED, LocalPeer};
+use self::local::{CONNECTED, DECIDED, LocalPeer};
 use self::root::Root;
 use super::node_link::{NodeContext, NodeLink};
 use crate::fault::GroupFault;
@@ -102,6 +102,8 @@ struct Assembler<'a> {
     began: Instant,
     /// The ranks of this node that are known to have died.
     died: BTreeSet<Rank>,
+    /// True if a leader of this node that has died was connected to the root.
+    root_was_reached: bool,
 }
 
 /// Joins a group of several nodes. `check` is called regularly, and ends joining with its error.
@@ -118,23 +120,40 @@ pub(crate) fn assemble(
     let key = request.id.key();
     let context =
         NodeContext { rank: request.rank, size: request.size, key, silence: request.network.silence() };
-    let mut assembler =
-        Assembler { request, context, liveness, began: Instant::now(), died: BTreeSet::new() };
-    let mut role = assembler.first_role()?;
-    while !stop.load(Ordering::Relaxed) {
-        liveness.add_heartbeat();
-        check()?;
-        role = match assembler.step(role)? {
-            Step::Continue(role) => role,
-            Step::Seek => assembler.seek(),
-            Step::Done(assembled) => return Ok(*assembled),
-        };
-        role.wait();
+    let mut assembler = Assembler {
+        request,
+        context,
+        liveness,
+        began: Instant::now(),
+        died: BTreeSet::new(),
+        root_was_reached: false,
+    };
+    let outcome = assembler.run(stop, check);
+    if outcome.is_err() {
+        // A rank of this node may have died before another rank was connected to it.
+        for address in [request.id.leader_address(), request.id.address(ROOT)] {
+            address.remove_stale();
+        }
     }
-    Err(Error::Aborted { by: request.rank })
+    outcome
 }
 
 impl Assembler<'_> {
+    fn run(&mut self, stop: &AtomicBool, check: impl Fn() -> Result<()>) -> Result<Assembled> {
+        let mut role = self.first_role()?;
+        while !stop.load(Ordering::Relaxed) {
+            self.liveness.add_heartbeat();
+            check()?;
+            role = match self.step(role)? {
+                Step::Continue(role) => role,
+                Step::Seek => self.seek(),
+                Step::Done(assembled) => return Ok(*assembled),
+            };
+            role.wait();
+        }
+        Err(Error::Aborted { by: self.request.rank })
+    }
+
     fn tree(&self) -> Tree {
         Tree::new(self.request.rank, self.request.size)
     }
@@ -241,6 +260,8 @@ impl Assembler<'_> {
             }
             Received::Nothing | Received::Closed => {
                 let id = &self.request.id;
+                // A leader that has ended joining has left the root, or has informed the ranks that it knew.
+                self.root_was_reached |= matches!(leader.probe.status(), CONNECTED | DECIDED);
                 if leader.has_died() {
                     self.died.insert(leader.rank);
                     if leader.rank == ROOT {

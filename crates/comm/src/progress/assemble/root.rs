@@ -127,7 +127,8 @@ impl Root {
 
     fn end(self: Box<Self>, assembler: &Assembler<'_>, decision: Decision) -> Result<Step> {
         assembler.liveness.set_status(DECIDED);
-        let Self { members, acceptor, links, .. } = *self;
+        let Self { mut members, acceptor, links, .. } = *self;
+        members.settle(assembler.liveness);
         let local: Vec<_> = members.peers.into_values().collect();
         let mut remote: Vec<_> = links.into_values().map(|(node, _)| node).collect();
         let waiting = local
