@@ -322,18 +322,17 @@ fn ranks_killed_at_random_moments_are_reported_to_all_and_nothing_is_left() {
                         rank.kill(victim);
                     });
                 }
-                let error = match join_within(&shared, layout, own, Duration::from_secs(5)) {
-                    Err(error) => error,
-                    Ok(comm) => {
-                        (0..).find_map(|n| some_operation(&comm, n, splits).err()).expect("a rank is killed")
-                    }
+                let failed = |comm: &Bootstrap, n| Some((Some(n), some_operation(comm, n, splits).err()?));
+                let (at, error) = match join_within(&shared, layout, own, Duration::from_secs(5)) {
+                    Err(error) => (None, error),
+                    Ok(comm) => (0..).find_map(|n| failed(&comm, n)).expect("a rank is killed"),
                 };
                 if rank.id() == victim {
                     rank.wait_to_be_killed();
                 }
                 let victim = Rank(u32::try_from(victim).expect("small"));
                 match &error {
-                    Error::PeerLost { rank } => assert_eq!(*rank, victim),
+                    Error::PeerLost { rank } => assert_eq!(*rank, victim, "in operation {at:?}"),
                     // The victim was killed before it had joined.
                     Error::Timeout { missing, joining: true, .. } => {
                         assert!(missing.contains(&victim), "{error}")
@@ -348,4 +347,139 @@ fn ranks_killed_at_random_moments_are_reported_to_all_and_nothing_is_left() {
             parameter.assert_no_socket_file_is_left(layout);
         }
     }
+}
+
+/// A relay between the nodes of two ranks, which stands for the network between them.
+mod relay {
+    use std::io::{Read, Write};
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU8, Ordering};
+    use std::time::Duration;
+
+    /// The directions in which bytes are held back: 1 from the connecting node, 2 to it, 3 both, 0 none.
+    pub(super) type Cut = Arc<AtomicU8>;
+
+    /// Relays connections to `target` until the process ends, and returns the address of the relay.
+    pub(super) fn start(target: SocketAddr, cut: Cut) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        std::thread::spawn(move || {
+            for inner in listener.incoming() {
+                let inner = inner.expect("a connection");
+                // A new connection is not made over a cut link: it waits, as packets that are lost do.
+                while cut.load(Ordering::SeqCst) != 0 {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                let Ok(outer) = TcpStream::connect(target) else { continue };
+                copy(
+                    inner.try_clone().expect("a descriptor"),
+                    outer.try_clone().expect("a descriptor"),
+                    1,
+                    &cut,
+                );
+                copy(outer, inner, 2, &cut);
+            }
+        });
+        address
+    }
+
+    fn copy(mut from: TcpStream, mut to: TcpStream, direction: u8, cut: &Cut) {
+        let cut = Arc::clone(cut);
+        std::thread::spawn(move || {
+            let mut buffer = [0; 65_536];
+            loop {
+                let len = from.read(&mut buffer).unwrap_or(0);
+                while cut.load(Ordering::SeqCst) & direction != 0 {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                if len == 0 || to.write_all(&buffer[..len]).is_err() {
+                    let _ = to.shutdown(std::net::Shutdown::Write);
+                    return;
+                }
+            }
+        });
+    }
+}
+
+/// Cuts the link between two nodes of two ranks each in the given directions, and checks the errors on both sides.
+fn cut(test: &str, directions: u8) {
+    use std::sync::atomic::Ordering;
+    let layout = LAYOUTS[1];
+    let parameter = parameter();
+    Ranks::of(4).parameter(format!("1 {}", parameter.text)).run(test, |rank| {
+        let (layout, shared, own) = shared(rank);
+        let link = relay::Cut::default();
+        // Rank 2 runs the relay, and leads its node, because it joins first.
+        let (address, rest) = shared.split_once(' ').expect("an address");
+        let target = address.parse().expect("an address");
+        let shared = if node_of(layout, own) == 0 {
+            shared.clone()
+        } else if own == 2 {
+            let relay = relay::start(target, link.clone()).to_string();
+            rank.send(3, relay.as_bytes(), &[]);
+            format!("{relay} {rest}")
+        } else {
+            format!("{} {rest}", String::from_utf8(rank.recv(2).0).expect("an address"))
+        };
+        let comm = join_within(&shared, layout, own, TIMEOUT).expect("a group");
+        comm.barrier().expect("all ranks take part");
+        rank.barrier();
+        if own == 2 {
+            link.store(directions, Ordering::SeqCst);
+        }
+        rank.barrier();
+        // A barrier may finish on the side that still receives messages.
+        let error = std::iter::repeat_with(|| comm.barrier()).find_map(Result::err).expect("the link is cut");
+        let Error::NodeTimeout { node, ranks, timeout } = &error else { panic!("{error}") };
+        assert_eq!((ranks, *timeout), (&layout[*node as usize].iter().copied().map(Rank).collect(), SILENCE));
+        // If both directions are cut, each side reports the other.
+        if directions == 3 {
+            assert_ne!(*node as usize, node_of(layout, own), "{error}");
+        }
+        assert_eq!(comm.check(), Err(error));
+        rank.barrier();
+    });
+    parameter.assert_no_socket_file_is_left(layout);
+}
+
+#[test]
+fn a_cut_link_is_reported_on_both_sides() {
+    cut(test_name!(), 3);
+}
+
+#[test]
+fn a_link_that_is_cut_towards_rank_0_is_reported_on_both_sides() {
+    cut(test_name!(), 1);
+}
+
+#[test]
+fn a_link_that_is_cut_from_rank_0_is_reported_on_both_sides() {
+    cut(test_name!(), 2);
+}
+
+#[test]
+fn the_survivors_of_a_death_form_a_new_group_over_several_nodes() {
+    let layout = LAYOUTS[1];
+    let (first, second) = (parameter(), parameter());
+    Ranks::of(4).killed(2).parameter(format!("{};{}", first.text, second.text)).run(test_name!(), |rank| {
+        let own = u32::try_from(rank.id()).expect("small");
+        let parameter = rank.parameter();
+        let (first, second) = parameter.split_once(';').expect("two groups");
+        let comm = join_within(first, LAYOUTS[1], own, TIMEOUT).expect("a group");
+        comm.barrier().expect("all ranks take part");
+        if own == 2 {
+            rank.send(0, b"ready", &[]);
+            rank.wait_to_be_killed();
+        }
+        if own == 0 {
+            assert_eq!(rank.recv(2).0, b"ready");
+            rank.kill(2);
+        }
+        assert_eq!(comm.barrier(), Err(Error::PeerLost { rank: Rank(2) }));
+        let survivors: Layout = &[&[0, 1], &[2]];
+        let again = join_within(second, survivors, if own == 3 { 2 } else { own }, TIMEOUT).expect("a group");
+        assert_eq!(again.all_gather(&[7]).expect("all_gather"), [[7]; 3]);
+    });
+    first.assert_no_socket_file_is_left(layout);
 }

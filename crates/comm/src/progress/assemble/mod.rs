@@ -264,12 +264,13 @@ impl Assembler<'_> {
                 self.root_was_reached |= matches!(leader.probe.status(), CONNECTED | DECIDED);
                 if leader.has_died() {
                     self.died.insert(leader.rank);
+                    // The kernel may not have closed the dead rank's socket yet, so that its file does not look stale.
                     if leader.rank == ROOT {
-                        id.address(ROOT).remove_stale();
+                        id.address(ROOT).remove();
                         return Err(self.error(GroupFault::Lost(ROOT)));
                     }
                     if leader.probe.status() == DECIDED {
-                        id.leader_address().remove_stale();
+                        id.leader_address().remove();
                         return Err(self.error(GroupFault::Lost(leader.rank)));
                     }
                 }
