@@ -483,3 +483,79 @@ fn the_survivors_of_a_death_form_a_new_group_over_several_nodes() {
     });
     first.assert_no_socket_file_is_left(layout);
 }
+
+#[test]
+fn ranks_join_over_ipv6() {
+    let Ok(listener) = TcpListener::bind("[::1]:0") else {
+        return wholemem_testkit::skipped("there is no IPv6 loopback address here");
+    };
+    let network = Network::new(listener.local_addr().expect("an address")).with_listener(listener);
+    let folder = tempfile::tempdir_in("/tmp").expect("a directory");
+    let id = UniqueId::create().expect("an id");
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let network = network.clone().with_socket_dir(&folder.path().join(rank.to_string()));
+            let id = &id;
+            scope.spawn(move || {
+                let comm = Bootstrap::create_over(&network, id, Rank(rank), 2, Deadline::after(TIMEOUT));
+                every_operation(&comm.expect("a group"), TWO_NODES);
+            });
+        }
+    });
+}
+
+#[test]
+fn an_id_without_a_secret_is_refused_at_once() {
+    let text = "wm1-0123456789abcdef-00000000000000000000000000000000-n1";
+    let network = Network::new(free_address().parse().expect("an address"));
+    let id = text.parse().expect("an id");
+    let outcome = Bootstrap::create_over(&network, &id, Rank(0), 2, Deadline::NEVER);
+    assert_eq!(outcome.map(drop), Err(Error::NoSecret));
+    assert!(Error::NoSecret.to_string().contains("WHOLEMEM_SECRET_FILE"));
+}
+
+#[test]
+fn missing_ranks_are_named() {
+    let layout = LAYOUTS[3];
+    let shared = parameter();
+    let timeout = Duration::from_secs(2);
+    let missing = |missing: &[u32]| {
+        let missing = missing.iter().copied().map(Rank).collect();
+        Err(Error::Timeout { missing, timeout, joining: true })
+    };
+    std::thread::scope(|scope| {
+        // Rank 2 does not join.
+        let text = &shared.text;
+        let join = |rank| scope.spawn(move || join_within(text, layout, rank, timeout).map(drop));
+        let joins = [0, 1, 3].map(join);
+        for join in joins {
+            assert_eq!(join.join().expect("a thread"), missing(&[2]));
+        }
+    });
+}
+
+#[test]
+fn of_two_processes_on_different_nodes_with_the_same_rank_one_is_refused() {
+    let layout = LAYOUTS[3];
+    let shared = parameter();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let join = |layout: Layout, rank| join_within(&shared.text, layout, rank, TIMEOUT).map(drop);
+    let join = &join;
+    std::thread::scope(|scope| {
+        let others = [0, 3].map(|rank| scope.spawn(move || join(layout, rank)));
+        // Rank 1 of the layout, and a process on a third node.
+        let contenders: [Layout; 2] = [layout, &[&[0, 2, 3], &[], &[1]]];
+        for contender in contenders {
+            let sender = sender.clone();
+            scope.spawn(move || match join(contender, 1) {
+                Ok(()) => {}
+                Err(error) => sender.send(error).expect("the test waits"),
+            });
+        }
+        // The group is incomplete until one of the two is refused.
+        assert_eq!(receiver.recv(), Ok(Error::RankTaken { rank: Rank(1) }));
+        assert_eq!(join(layout, 2), Ok(()));
+        others.into_iter().for_each(|other| assert_eq!(other.join().expect("a thread"), Ok(())));
+    });
+    assert!(receiver.try_recv().is_err(), "the other one has joined");
+}

@@ -281,7 +281,9 @@ impl RootAssembly {
         outputs: &mut Vec<RootOutput>,
     ) {
         // The leader of a node may have changed before the end of the connection to the previous leader is known.
-        let is_stale = |node: &NodeRanks| node.leader == leader || update.died.contains(&node.leader);
+        let is_stale = |node: &NodeRanks| {
+            (node.leader, node.address) == (leader, address) || update.died.contains(&node.leader)
+        };
         let stale: Vec<_> = self
             .others
             .iter()

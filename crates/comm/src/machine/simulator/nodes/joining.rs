@@ -227,7 +227,7 @@ impl JoiningGroup {
                 self.on_member(rank, peer, true);
             }
             Message::Report(update) => {
-                let port = u16::try_from(connection % 60_000).expect("small");
+                let port = u16::try_from(peer.0 + 1).expect("small");
                 let (link, address) = (connection as u64, ([127, 0, 0, 1], port).into());
                 if !self.members[rank.index()].uplinks.contains(&connection) {
                     self.member(rank).uplinks.push(connection);
