@@ -91,7 +91,8 @@ fn a_stopped_node_is_named_and_not_given_up_early() {
         // All ranks of the node are stopped, or only its leader.
         let only_leader = rng.below(2) == 0;
         let count = if only_leader { 1 } else { group.node(node).len() };
-        for rank in group.node(node)[..count].to_vec() {
+        let stopped = group.node(node)[..count].to_vec();
+        for rank in stopped {
             group.network.at(at, rank, Event::Stop);
         }
         group.run();
