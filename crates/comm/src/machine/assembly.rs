@@ -46,6 +46,8 @@ pub(crate) enum LeaderInput {
     Joined(Rank),
     /// A rank of this node has died after it joined this or another leader.
     Died(Rank),
+    /// A rank of this node has given up, or the root has refused it, because another process has joined as this rank before.
+    Left(Rank),
     /// The connection to the root is established.
     Connected,
     /// The connection to the root has ended.
@@ -108,11 +110,6 @@ impl LeaderAssembly {
         GroupFault::Lost(self.died.first().copied().unwrap_or(self.root))
     }
 
-    /// Forgets a rank that the root has refused, because another process has joined as this rank before.
-    pub(crate) fn forget(&mut self, rank: Rank) {
-        self.joined.remove(&rank);
-    }
-
     pub(crate) fn step(&mut self, now: Duration, input: LeaderInput) -> Vec<LeaderOutput> {
         if self.ended {
             return Vec::new();
@@ -128,6 +125,9 @@ impl LeaderAssembly {
                 if self.died.insert(rank) {
                     self.unreported.died.push(rank);
                 }
+            }
+            LeaderInput::Left(rank) => {
+                self.joined.remove(&rank);
             }
             LeaderInput::Connected => {
                 self.refused_since = None;
@@ -174,6 +174,8 @@ pub(crate) enum RootInput {
     Joined(Rank),
     /// A rank has died: one of this node, or the leader of another node.
     Died(Rank),
+    /// A rank of this node has given up.
+    Left(Rank),
     /// The leader of another node reports which ranks of its node have joined or died.
     Report {
         link: LinkNumber,
@@ -244,6 +246,9 @@ impl RootAssembly {
                 self.orphans.remove(&rank);
             }
             RootInput::Died(rank) => self.on_death(rank),
+            RootInput::Left(rank) => {
+                self.here.remove(&rank);
+            }
             RootInput::Report { link, leader, address, update } => {
                 self.on_report(link, leader, address, update, &mut outputs);
             }

@@ -162,3 +162,17 @@ fn a_new_leader_that_finds_no_root_reports_the_death_of_the_previous_one() {
     assert_eq!(leader.step(MAX_REFUSED, LeaderInput::RootRefuses), []);
     assert_eq!(leader.step(MAX_REFUSED, LeaderInput::RootLost), lost(2));
 }
+
+#[test]
+fn a_rank_that_gives_up_is_missing_and_not_dead() {
+    let mut root = root(3);
+    root.step(START, RootInput::Joined(Rank(1)));
+    root.step(START, RootInput::Left(Rank(1)));
+    let missing = Err(GroupFault::Missing(vec![Rank(1), Rank(2)]));
+    assert_eq!(root.step(TIMEOUT, RootInput::Tick), [RootOutput::End(missing)]);
+    let mut leader = LeaderAssembly::new(Rank(3), Rank(0), TIMEOUT);
+    leader.step(START, LeaderInput::Joined(Rank(4)));
+    leader.step(START, LeaderInput::Left(Rank(4)));
+    let missing = Err(GroupFault::Missing(vec![Rank(0)]));
+    assert_eq!(leader.step(give_up_on_joining_at(TIMEOUT), LeaderInput::Tick), [LeaderOutput::End(missing)]);
+}

@@ -198,7 +198,7 @@ impl Leader {
         if rank == assembler.request.rank {
             return Err(Error::RankTaken { rank });
         }
-        self.machine.forget(rank);
+        self.machine.step(assembler.elapsed(), LeaderInput::Left(rank));
         if let Some(peer) = self.members.peers.remove(&rank) {
             let links = Links { waiting: vec![Arc::clone(&peer.link)], ..Links::default() };
             links.inform(assembler.request.rank, &AssemblyReply::Taken(rank));
@@ -249,6 +249,7 @@ impl From<MemberEvent> for LeaderInput {
         match event {
             MemberEvent::Joined(rank) => Self::Joined(rank),
             MemberEvent::Died(rank) => Self::Died(rank),
+            MemberEvent::Left(rank) => Self::Left(rank),
         }
     }
 }

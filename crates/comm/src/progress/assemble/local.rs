@@ -135,6 +135,8 @@ pub(super) struct Members {
 pub(super) enum MemberEvent {
     Joined(Rank),
     Died(Rank),
+    /// The rank has given up joining, and its process lives.
+    Left(Rank),
 }
 
 impl Members {
@@ -185,9 +187,8 @@ impl Members {
             peer.link.flush();
         }
         for rank in gone {
-            // A rank that gave up is reported like a dead one: its progress thread has ended.
-            peers.remove(&rank);
-            events.push(MemberEvent::Died(rank));
+            let has_died = peers.remove(&rank).is_some_and(|peer| peer.has_died());
+            events.push(if has_died { MemberEvent::Died(rank) } else { MemberEvent::Left(rank) });
         }
         events
     }

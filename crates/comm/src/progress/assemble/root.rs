@@ -152,6 +152,7 @@ impl From<MemberEvent> for RootInput {
         match event {
             MemberEvent::Joined(rank) => Self::Joined(rank),
             MemberEvent::Died(rank) => Self::Died(rank),
+            MemberEvent::Left(rank) => Self::Left(rank),
         }
     }
 }
