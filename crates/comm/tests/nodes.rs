@@ -559,3 +559,36 @@ fn of_two_processes_on_different_nodes_with_the_same_rank_one_is_refused() {
     });
     assert!(receiver.try_recv().is_err(), "the other one has joined");
 }
+
+#[test]
+fn eight_nodes_of_32_ranks_join() {
+    const NODES: u32 = 8;
+    const RANKS: u32 = 32;
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let network = Network::new(listener.local_addr().expect("an address")).with_listener(listener);
+    let folder = tempfile::tempdir_in("/tmp").expect("a directory");
+    let id = UniqueId::create().expect("an id");
+    let began = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        let joins: Vec<_> = (0..NODES * RANKS)
+            .map(|rank| {
+                let network =
+                    network.clone().with_socket_dir(&folder.path().join((rank / RANKS).to_string()));
+                let id = &id;
+                scope.spawn(move || {
+                    let deadline = Deadline::after(TIMEOUT);
+                    let comm = Bootstrap::create_over(&network, id, Rank(rank), NODES * RANKS, deadline);
+                    let (comm, joined) = (comm.expect("a group"), began.elapsed());
+                    let all = comm.all_gather(&rank.to_le_bytes()).expect("all_gather");
+                    assert_eq!(all, (0..NODES * RANKS).map(u32::to_le_bytes).collect::<Vec<_>>());
+                    assert_eq!((comm.nodes(), comm.node_of(Rank(rank))), (NODES, Some(rank / RANKS)));
+                    joined
+                })
+            })
+            .collect();
+        let last = joins.into_iter().map(|join| join.join().expect("a thread")).max();
+        wholemem_testkit::report(&format!(
+            "{NODES} nodes of {RANKS} ranks, as threads, joined within {last:?}"
+        ));
+    });
+}
