@@ -140,17 +140,15 @@ impl Topology {
     }
 
     pub(crate) fn children(&self) -> impl Iterator<Item = Rank> + use<> {
-        let children: Vec<_> = match &self.map {
-            None => self.position(self.rank).children().collect(),
-            Some(map) => {
-                let own = map.node_of(self.rank) as usize;
-                let is_leader = map.nodes[own].leader == self.rank;
-                let here = map.nodes[own].ranks.iter().filter(|rank| is_leader && **rank != self.rank);
-                let leaders = map.nodes.iter().skip(1).map(|node| &node.leader).filter(|_| self.is_root());
-                here.chain(leaders).copied().collect()
-            }
-        };
-        children.into_iter()
+        let here = self.map.is_none().then(|| self.position(self.rank).children());
+        let over_nodes = self.map.as_ref().map(|map| {
+            let own = map.node_of(self.rank) as usize;
+            let is_leader = map.nodes[own].leader == self.rank;
+            let here = map.nodes[own].ranks.iter().filter(|rank| is_leader && **rank != self.rank);
+            let leaders = map.nodes.iter().skip(1).map(|node| &node.leader).filter(|_| self.is_root());
+            here.chain(leaders).copied().collect::<Vec<_>>()
+        });
+        here.into_iter().flatten().chain(over_nodes.into_iter().flatten())
     }
 
     /// Returns the parent and the children of this rank: the ranks to which it is always connected.
