@@ -30,6 +30,7 @@
 //! | [`Bootstrap`] | a rank's membership in a group, with every operation |
 //! | [`FailureWatch`] | a callback for the failure of a group |
 //! | [`VoteResult`] | the result of a vote |
+//! | [`discovery`] | reads where the other nodes of a group are, for launchers |
 //! | [`Error`] | errors, which name the ranks that caused them |
 //!
 //! **Guarantees.** Every wait ends when its timeout expires, not before, and at most a second after it. If a rank
@@ -81,6 +82,7 @@ mod progress;
 mod rank;
 mod wire;
 
+pub use bootstrap::discovery;
 pub use bootstrap::{Bootstrap, DEFAULT_TIMEOUT, FailureWatch, VoteResult};
 pub use error::{Error, Result};
 pub use id::UniqueId;
