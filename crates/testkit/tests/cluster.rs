@@ -117,6 +117,25 @@ fn nodes_have_their_own_names_processes_interfaces_and_files() {
 }
 
 #[test]
+fn a_folder_in_tmp_is_visible_if_the_test_asks_for_it() {
+    let test = test_name!();
+    // Only the test itself makes the folder; the other processes get its path.
+    let folder = (!Ranks::is_rank()).then(|| tempfile::tempdir_in("/tmp").unwrap());
+    let path = folder.as_ref().map(|folder| folder.path().to_str().unwrap().to_owned()).unwrap_or_default();
+    let spec = Cluster::of(&[1, 1]).visible(&path).parameter(&path);
+    let Some(cluster) = spec.start(test, |rank| {
+        fs::write(format!("{}/of-rank-{}", rank.parameter(), rank.id()), "text").unwrap();
+        assert!(fs::read_dir("/tmp").unwrap().count() <= 4, "the rest of /tmp is hidden");
+    }) else {
+        return;
+    };
+    cluster.finish();
+    assert!(
+        fs::exists(format!("{path}/of-rank-0")).unwrap() && fs::exists(format!("{path}/of-rank-1")).unwrap()
+    );
+}
+
+#[test]
 fn counters_count_the_traffic_between_nodes() {
     const LEN: usize = 1 << 20;
     let Some(cluster) = Cluster::of(&[1, 1, 0]).start(test_name!(), |rank| {

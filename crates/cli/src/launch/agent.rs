@@ -75,14 +75,23 @@ fn send(message: &AgentMessage) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use wholemem_comm::discovery::Discovery;
+
     use super::*;
 
     #[test]
-    fn the_secret_is_readable_by_its_path_and_by_this_user_only() {
-        let file = secret_file(&SecretText("a secret".to_owned())).unwrap();
+    fn the_ranks_read_the_secret_by_the_path_of_its_file() {
+        let secret = "0123456789abcdef";
+        let file = secret_file(&SecretText(secret.to_owned())).unwrap();
         let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "a secret");
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let get = |name: &str| match name {
+            "WHOLEMEM_ADDR" => Some("n0:1".to_owned()),
+            "WHOLEMEM_SECRET_FILE" => Some(path.clone()),
+            _ => None,
+        };
+        // This also checks that no other user can access the file.
+        let discovery = Discovery::read(get, &[], "run").unwrap();
+        assert_eq!(discovery.require_secret().unwrap().expose(), secret);
     }
 
     #[test]

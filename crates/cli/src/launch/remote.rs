@@ -219,7 +219,8 @@ impl HostGroup {
             }
             if self.failure.is_some() && kill_at.is_none() {
                 self.hosts.iter_mut().for_each(Host::end);
-                kill_at = Some(Instant::now() + END_TIMEOUT);
+                // Before the ranks have been started, nothing has to be ended, and ssh may still be connecting.
+                kill_at = Some(Instant::now() + if is_started { END_TIMEOUT } else { Duration::ZERO });
             }
             if is_killed {
                 self.hosts.iter().for_each(Host::kill);

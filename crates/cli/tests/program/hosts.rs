@@ -5,11 +5,12 @@ use std::fs;
 use std::io::{BufRead, BufReader, PipeReader};
 use std::os::unix::fs::PermissionsExt;
 
+use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
 use wholemem_testkit::cluster::NodeProcess;
 use wholemem_testkit::test_name;
 
-use crate::run::run;
+use crate::run::{program, run, timeout};
 use crate::ssh_nodes::SshNodes;
 
 fn lines(text: &str) -> BTreeSet<&str> {
@@ -265,6 +266,52 @@ fn wrong_options_are_refused_before_ssh_is_started() {
     let run = crate::run::run(&["launch", "--hosts", "a", "--ssh", "/nowhere/ssh", "--", "true"]);
     assert_eq!(run.code, Some(1), "{run:?}");
     assert!(run.stderr.contains("cannot run `/nowhere/ssh`"), "{run:?}");
+}
+
+#[test]
+fn a_signal_ends_the_launch_while_ssh_connects() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ssh, started) = (folder.path().join("ssh"), folder.path().join("started"));
+    fs::write(&ssh, format!("#!/bin/sh\n: > {}\nexec sleep 1000\n", started.display())).unwrap();
+    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut launcher =
+        program(&["launch", "--hosts", "a,b", "--ssh", ssh.to_str().unwrap(), "--", "true"]).spawn().unwrap();
+    let deadline = timeout();
+    while !started.exists() {
+        assert!(!deadline.has_passed(), "ssh is not started");
+        std::thread::yield_now();
+    }
+    let watch = PidFd::open(launcher.id()).unwrap();
+    watch.signal(Signal::INT).unwrap();
+    assert!(watch.wait_exit(timeout()).unwrap(), "the launcher waits for ssh");
+    assert_eq!(launcher.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn a_blocked_reader_of_stdout_does_not_keep_a_signal_from_ending_the_launch() {
+    let Some(nodes) = SshNodes::start(2, test_name!()) else { return };
+    // Rank 1 writes more than all buffers on the way hold, while the test does not read.
+    let script = "echo $$; [ $RANK = 0 ] && exec sleep 1000; exec yes";
+    let (mut launcher, output, ranks) = launch_waiting(&nodes, "n0,n1", 2, script);
+    let pipe = rustix::pipe::fcntl_getpipe_size(output.get_ref()).unwrap() as u64;
+    let deadline = timeout();
+    while rustix::io::ioctl_fionread(output.get_ref()).unwrap() + 4096 <= pipe {
+        assert!(!deadline.has_passed(), "the pipe is not filled");
+        std::thread::yield_now();
+    }
+    // The first signal may come before the launcher's queue is full: then it only reaches the ranks.
+    let status = loop {
+        launcher.signal(Signal::TERM);
+        let soon = wholemem_os::Deadline::after(std::time::Duration::from_millis(200));
+        if let Some(status) = launcher.wait_until(soon) {
+            break status;
+        }
+        assert!(!deadline.has_passed(), "the launcher waits for its reader");
+    };
+    assert_eq!(status.code(), Some(143), "{}", launcher.stderr());
+    for (node, pid) in ranks {
+        nodes.wait_for_end(node, &pid);
+    }
 }
 
 #[test]
