@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, PipeReader};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
 use wholemem_testkit::cluster::NodeProcess;
@@ -293,9 +295,12 @@ fn a_blocked_reader_of_stdout_does_not_keep_a_signal_from_ending_the_launch() {
     // Rank 1 writes more than all buffers on the way hold, while the test does not read.
     let script = "echo $$; [ $RANK = 0 ] && exec sleep 1000; exec yes";
     let (mut launcher, output, ranks) = launch_waiting(&nodes, "n0,n1", 2, script);
-    let pipe = rustix::pipe::fcntl_getpipe_size(output.get_ref()).unwrap() as u64;
+    // The pipe may be full with fewer bytes than its size, so another writer of it tells.
+    let writer = format!("/proc/self/fd/{}", output.get_ref().as_raw_fd());
+    let writer = fs::OpenOptions::new().write(true).open(writer).unwrap();
     let deadline = timeout();
-    while rustix::io::ioctl_fionread(output.get_ref()).unwrap() + 4096 <= pipe {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    while poll(&mut [PollFd::new(&writer, PollFlags::OUT)], Some(&now)).unwrap() > 0 {
         assert!(!deadline.has_passed(), "the pipe is not filled");
         std::thread::yield_now();
     }
