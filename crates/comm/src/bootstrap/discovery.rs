@@ -80,6 +80,17 @@ impl Discovery {
         })
     }
 
+    /// Returns the local address that other nodes connect to, if `WHOLEMEM_INTERFACE` is set: the best one of the same
+    /// family as an address of rank 0, which [`HostPort::resolve`] returns.
+    ///
+    /// # Errors
+    /// [`DiscoveryError::OtherFamily`] if the interface has no address of this family.
+    pub fn local_address_for(&self, root: IpAddr) -> Result<Option<IpAddr>, DiscoveryError> {
+        let Some(addresses) = &self.local_addresses else { return Ok(None) };
+        let found = addresses.iter().find(|address| address.is_ipv4() == root.is_ipv4());
+        found.map(|address| Some(*address)).ok_or(DiscoveryError::OtherFamily { root })
+    }
+
     /// Returns the secret, which ranks on several nodes need.
     ///
     /// # Errors
@@ -115,6 +126,29 @@ mod tests {
         let ports = PortRange::ANY;
         assert_eq!(discovery, Discovery { root, local_addresses: None, ports, secret: None });
         assert_eq!(discovery.require_secret(), Err(DiscoveryError::NoSecret));
+    }
+
+    #[test]
+    fn the_local_address_has_the_family_of_rank_0() {
+        let interface = |address: &str| InterfaceAddress {
+            name: "eth0".to_owned(),
+            address: address.parse().unwrap(),
+            is_up: true,
+        };
+        let get = |name: &str| match name {
+            "WHOLEMEM_ADDR" => Some("n0:1".to_owned()),
+            "WHOLEMEM_INTERFACE" => Some("eth0".to_owned()),
+            _ => None,
+        };
+        let [v4, v6]: [IpAddr; 2] = ["10.0.0.1", "fd00::1"].map(|address| address.parse().unwrap());
+        let both = ["fe80::2", "10.0.0.2", "fd00::2"].map(interface);
+        let discovery = Discovery::read(get, &both, "run").unwrap();
+        assert_eq!(discovery.local_address_for(v4), Ok(Some(both[1].address)));
+        assert_eq!(discovery.local_address_for(v6), Ok(Some(both[2].address)));
+        let discovery = Discovery::read(get, &both[1..2], "run").unwrap();
+        assert_eq!(discovery.local_address_for(v6), Err(DiscoveryError::OtherFamily { root: v6 }));
+        let discovery = read(&[("WHOLEMEM_ADDR", "n0:1")]).unwrap();
+        assert_eq!(discovery.local_address_for(v6), Ok(None));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! [`DiscoveryError`]: the errors of reading where the other nodes of a group are.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use thiserror::Error;
 use wholemem_os::interface::InterfaceAddress;
@@ -48,6 +49,16 @@ pub enum DiscoveryError {
         value: String,
         /// The interfaces of this node.
         interfaces: InterfaceList,
+    },
+
+    /// The interface that `WHOLEMEM_INTERFACE` selects has no address of the family of rank 0's address.
+    #[error(
+        "the interface of `WHOLEMEM_INTERFACE` has no {} address, and rank 0 has the address {root}",
+        if root.is_ipv4() { "IPv4" } else { "IPv6" }
+    )]
+    OtherFamily {
+        /// The address of rank 0.
+        root: IpAddr,
     },
 
     /// Ranks on several nodes need a secret, and none is set.
