@@ -214,7 +214,10 @@ impl Host {
             }
             (false, Some(126)) => format!("cannot start `{program}` on {name}: it is not executable"),
             (false, Some(255)) => format!("cannot connect to {name}: ssh failed"),
-            (false, _) => format!("`{program}` on {name} is not this version of wholemem: {status}"),
+            (false, _) => format!(
+                "the connection to {name} ended before `{program} agent` answered: {status}; all hosts need version \
+                 {VERSION} of wholemem"
+            ),
         }
     }
 }

@@ -220,7 +220,7 @@ fn a_host_that_cannot_run_the_program_is_reported_and_no_rank_starts() {
         ),
         (
             write("other", "#!/bin/sh\nexit 2\n"),
-            "`PROGRAM` on n0 is not this version of wholemem: exit status: 2",
+            "the connection to n0 ended before `PROGRAM agent` answered: exit status: 2; all hosts need version VERSION of wholemem",
         ),
     ];
     for (program, expected) in cases {
@@ -229,7 +229,7 @@ fn a_host_that_cannot_run_the_program_is_reported_and_no_rank_starts() {
         let args = ["launch", "--hosts", "n0,n1", "--program", &program, "--", "echo", "started"];
         let output = nodes.program(&args).run();
         assert_eq!((output.status.code(), output.stdout.as_str()), (Some(1), ""), "{output:?}");
-        let n1 = expected.replace("on n0", "on n1");
+        let n1 = expected.replace("n0", "n1");
         assert!(output.stderr.contains(&expected) || output.stderr.contains(&n1), "{expected}: {output:?}");
     }
     let output = nodes.launch("n0,nowhere", "echo started");
