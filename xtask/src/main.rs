@@ -14,6 +14,7 @@
 //! | [`dist`], [`wheel`], [`wheel_data`], [`deb`] | the binary packages: the program, the wheel and the Debian package |
 //! | [`wheel_check`], [`empty`] | tests of the binary packages in an environment without Rust |
 //! | [`bundle`] | the folder with tests and benchmarks for a machine with a GPU |
+//! | [`debian`], [`openssh`] | programs from unpacked Debian packages; the ssh server of tests |
 //! | [`peers`], [`open_mpi`], [`plots`] | benchmarks that compare wholemem with other libraries, and plots of their results |
 //! | [`site`] | the documentation site |
 //! | [`sigint`] | restores the default disposition of SIGINT for child processes |
@@ -33,6 +34,7 @@ mod cargo;
 mod command;
 mod crate_graph;
 mod deb;
+mod debian;
 mod dist;
 mod empty;
 mod generated;
@@ -44,6 +46,7 @@ mod metadata;
 mod miri;
 mod module_graph;
 mod open_mpi;
+mod openssh;
 mod package;
 mod peers;
 mod plots;

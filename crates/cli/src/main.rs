@@ -55,6 +55,7 @@ fn main() -> ExitCode {
             Ok(code) => return code,
             Err(error) => Err(error),
         },
+        Command::Agent => launch::run_agent(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -34,6 +34,7 @@
 //! | [`Network`] | how the ranks of several nodes reach each other |
 //! | [`FailureWatch`] | a callback for the failure of a group |
 //! | [`VoteResult`] | the result of a vote |
+//! | [`discovery`] | reads where the other nodes of a group are, for launchers |
 //! | [`Error`] | errors, which name the ranks that caused them |
 //!
 //! **Guarantees.** Every wait ends when its timeout expires, not before, and at most a second after it. If a rank
@@ -93,6 +94,7 @@ mod rank;
 mod topology;
 mod wire;
 
+pub use bootstrap::discovery;
 pub use bootstrap::{Bootstrap, DEFAULT_TIMEOUT, FailureWatch, VoteResult};
 pub use error::{Error, Result};
 pub use id::UniqueId;
