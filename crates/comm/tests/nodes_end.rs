@@ -34,7 +34,7 @@ fn a_rank_that_leaves_is_named_on_all_nodes_after_the_operations_that_it_has_fin
             if comm.rank() == leaver {
                 return comm.close().expect("the group is usable");
             }
-            // Other ranks may leave when they have got the error, before this rank is told of the first.
+            // Other ranks may leave when they have got the error, before this rank is notified of the first.
             let error = comm.barrier().expect_err("a rank has left");
             assert!(matches!(error, Error::PeerLeft { .. }), "{error}");
         });
