@@ -21,7 +21,8 @@ fn tables_and_symmetric_memory_over_several_nodes_are_refused() {
             scope.spawn(move || {
                 let deadline = Deadline::after(Duration::from_secs(60));
                 let group = Bootstrap::create_over(&network, id, Rank(rank), 2, deadline).expect("a group");
-                let device = Backend::host(HostConfig::default()).expect("the host").device(0).expect("a device");
+                let device =
+                    Backend::host(HostConfig::default()).expect("the host").device(0).expect("a device");
                 let comm = Communicator::create(group, &device).expect("a communicator");
                 let refused = |what| Some(Error::Comm(CommError::AcrossNodes { what, nodes: 2 }));
                 let table = WholeTensor::create(&comm, &TensorSpec::of::<f32>(&[8, 4]));

@@ -172,8 +172,10 @@ impl LeaderAssembly {
 pub(crate) enum RootInput {
     /// A rank of this node has joined.
     Joined(Rank),
-    /// A rank has died: one of this node, or the leader of another node.
+    /// A rank of this node has died, or a leader has reported the death.
     Died(Rank),
+    /// The process of the leader at the other end of a connection has ended.
+    LeaderDied(LinkNumber, Rank),
     /// A rank of this node has given up.
     Left(Rank),
     /// The leader of another node reports which ranks of its node have joined or died.
@@ -210,6 +212,8 @@ pub(crate) struct RootAssembly {
     /// The ranks whose leader has no connection any more, with the time from which they are not waited for if a rank has
     /// died.
     orphans: BTreeMap<Rank, Duration>,
+    /// The connections of leaders that were refused, because another process has joined as the same rank before.
+    refused: BTreeSet<LinkNumber>,
     ended: bool,
 }
 
@@ -231,6 +235,7 @@ impl RootAssembly {
             others: BTreeMap::new(),
             died: BTreeSet::new(),
             orphans: BTreeMap::new(),
+            refused: BTreeSet::new(),
             ended: false,
         }
     }
@@ -246,6 +251,9 @@ impl RootAssembly {
                 self.orphans.remove(&rank);
             }
             RootInput::Died(rank) => self.on_death(rank),
+            // A leader that was refused is not the process that has joined as its rank.
+            RootInput::LeaderDied(link, rank) if !self.refused.contains(&link) => self.on_death(rank),
+            RootInput::LeaderDied(..) => {}
             RootInput::Left(rank) => {
                 self.here.remove(&rank);
             }
@@ -309,6 +317,9 @@ impl RootAssembly {
                 || self.here.contains(&rank)
                 || self.others.values().any(|node| node.ranks.contains(&rank));
             if is_taken {
+                if rank == leader {
+                    self.refused.insert(link);
+                }
                 outputs.push(RootOutput::Taken(link, rank));
             } else if !self.died.contains(&rank) && !new.ranks.contains(&rank) {
                 self.orphans.remove(&rank);

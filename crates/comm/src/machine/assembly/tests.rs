@@ -176,3 +176,13 @@ fn a_rank_that_gives_up_is_missing_and_not_dead() {
     let missing = Err(GroupFault::Missing(vec![Rank(0)]));
     assert_eq!(leader.step(give_up_on_joining_at(TIMEOUT), LeaderInput::Tick), [LeaderOutput::End(missing)]);
 }
+
+#[test]
+fn the_death_of_a_refused_leader_is_not_one_of_the_rank_that_has_joined() {
+    let mut root = root(3);
+    root.step(START, report(1, 1, &[1], &[]));
+    assert_eq!(root.step(START, report(2, 1, &[1], &[])), [RootOutput::Taken(2, Rank(1))]);
+    assert_eq!(root.step(START, RootInput::LeaderDied(2, Rank(1))), []);
+    let map = vec![node(0, 0, &[0, 2]), node(1, 1, &[1])];
+    assert_eq!(root.step(START, RootInput::Joined(Rank(2))), [RootOutput::End(Ok(map))]);
+}

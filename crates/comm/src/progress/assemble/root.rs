@@ -113,7 +113,7 @@ impl Root {
                 Some(failure) => {
                     inputs.push(RootInput::Disconnected(*number));
                     if matches!(failure, LinkFailure::Lost { .. }) {
-                        inputs.push(RootInput::Died(node.rank));
+                        inputs.push(RootInput::LeaderDied(*number, node.rank));
                     }
                     ended.push(*number);
                 }

@@ -145,7 +145,7 @@ impl JoiningGroup {
             Event::Lost(connection) => {
                 let peer = self.network.peer(connection, rank);
                 match &self.members[rank.index()].role {
-                    Role::Root(_) => self.step_root(RootInput::Died(peer)),
+                    Role::Root(_) => self.step_root(RootInput::LeaderDied(connection as u64, peer)),
                     Role::Leader { .. } => self.step_leader(rank, LeaderInput::RootLost),
                     Role::Waiting | Role::Member(_) => {}
                 }
