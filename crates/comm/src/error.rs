@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::Rank;
+use crate::discovery::DiscoveryError;
 
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -196,19 +197,9 @@ pub enum Error {
         problem: &'static str,
     },
 
-    /// A launcher started the ranks on several nodes.
-    #[error(
-        "`{name}` is `{value}` for {size} ranks: they are on several nodes, which is not supported yet; start all ranks on \
-         one node"
-    )]
-    SeveralNodes {
-        /// The environment variable that shows that the ranks are on several nodes.
-        name: &'static str,
-        /// The value of the environment variable.
-        value: String,
-        /// The number of ranks in the group.
-        size: u32,
-    },
+    /// The ranks are on several nodes, and the environment does not tell how they reach each other.
+    #[error(transparent)]
+    Discovery(#[from] DiscoveryError),
 
     /// The ranks are on several nodes, and the operation needs memory or file descriptors that only processes of one node
     /// can share.
@@ -289,7 +280,7 @@ impl Error {
             Self::Forked => "forked",
             Self::BadId { .. } => "bad-id",
             Self::Environment { .. } => "environment",
-            Self::SeveralNodes { .. } => "several-nodes",
+            Self::Discovery(_) => "discovery",
             Self::AcrossNodes { .. } => "across-nodes",
             Self::NoSecret => "no-secret",
             Self::Descriptors { .. } => "descriptors",
@@ -354,12 +345,6 @@ mod tests {
              namespaces need a shared `WHOLEMEM_SOCKET_DIR`"
         );
         assert_eq!(Error::PeerLost { rank: Rank(7) }.to_string(), "rank 7 died");
-        let nodes = Error::SeveralNodes { name: "LOCAL_WORLD_SIZE", value: "4".to_owned(), size: 8 };
-        assert_eq!(
-            nodes.to_string(),
-            "`LOCAL_WORLD_SIZE` is `4` for 8 ranks: they are on several nodes, which is not supported yet; start all \
-             ranks on one node"
-        );
     }
 
     #[test]

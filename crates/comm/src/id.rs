@@ -143,6 +143,11 @@ impl UniqueId {
         self.secret != [0; 16]
     }
 
+    /// Returns the part of the id that is not secret, and is equal on all ranks.
+    pub(crate) fn public_text(&self) -> String {
+        hex(&self.nonce)
+    }
+
     pub(crate) fn key(&self) -> GroupKey {
         GroupKey(*self.derive(PROOF_CONTEXT).finalize().as_bytes())
     }

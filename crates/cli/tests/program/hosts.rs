@@ -12,6 +12,7 @@ use wholemem_os::pidfd::Signal;
 use wholemem_testkit::cluster::NodeProcess;
 use wholemem_testkit::test_name;
 
+use crate::joined;
 use crate::run::{program, run, timeout};
 use crate::ssh_nodes::SshNodes;
 
@@ -69,6 +70,29 @@ fn ranks_run_on_all_hosts_with_the_variables_of_the_group() {
             after.sent > before.sent && after.received > before.received,
             "node {node}: {before:?} {after:?}"
         );
+    }
+}
+
+#[test]
+fn ranks_on_several_hosts_form_a_group() {
+    if joined::run_rank() {
+        return;
+    }
+    let Some(nodes) = SshNodes::start(3, test_name!()) else { return };
+    let before: Vec<_> = (0..3).map(|node| nodes.cluster.counters(node)).collect();
+    for interface in ["eth0", "fd77::/64", "10.77.0.0/16"] {
+        let script = joined::script(test_name!());
+        let args = ["launch", "--hosts", "n0,n1:2,n2:1", "--", "sh", "-c", &script];
+        let launcher = nodes.program(&args).env("WHOLEMEM_INTERFACE", interface);
+        let output = launcher.env("WHOLEMEM_TIMEOUT", "60").env("WHOLEMEM_PORT_RANGE", "21000-21010").run();
+        assert_eq!(output.status.code(), Some(0), "{interface}: {output:?}");
+        let reports = joined::reports(&output.stdout);
+        assert_eq!(reports, [(0, 4, 0, 3), (1, 4, 1, 3), (2, 4, 1, 3), (3, 4, 2, 3)], "{output:?}");
+    }
+    for (node, before) in before.iter().enumerate() {
+        let after = nodes.cluster.counters(node);
+        let received = after.received - before.received;
+        assert!(received > 3 * joined::LEN as u64, "node {node} has received {received} bytes");
     }
 }
 

@@ -11,6 +11,7 @@ mod errors;
 mod examples;
 mod help;
 mod hosts;
+mod joined;
 mod json;
 mod launch;
 mod log;

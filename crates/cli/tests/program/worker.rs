@@ -3,6 +3,7 @@
 use wholemem_testkit::cluster::NodeProcess;
 use wholemem_testkit::{Cluster, test_name};
 
+use crate::joined;
 use crate::run::{finish, program};
 
 const SCRIPT: &str = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $WHOLEMEM_ADDR \
@@ -56,6 +57,30 @@ fn workers_of_slurm_number_their_ranks_node_by_node() {
         format!("[{rank}] {rank}/4 {local}/2 {node}/2 {address} n0 slurm-77-2 0123456789abcdef")
     });
     assert_eq!(lines, expected.collect::<Vec<_>>());
+}
+
+#[test]
+fn ranks_of_all_workers_form_a_group() {
+    if joined::run_rank() {
+        return;
+    }
+    let Some(cluster) = Cluster::of(&[0, 0]).start(test_name!(), |_| unreachable!("the nodes have no ranks"))
+    else {
+        return;
+    };
+    let script = joined::script(test_name!());
+    let start = |node: usize| {
+        let args = ["launch", "--worker", "-n", "2", "--", "sh", "-c", &script];
+        let worker = cluster.command(node, env!("CARGO_BIN_EXE_wholemem")).args(args);
+        let worker = worker.env("WHOLEMEM_SECRET", "0123456789abcdef").env("WHOLEMEM_TIMEOUT", "60");
+        slurm(node).into_iter().fold(worker, |worker, (name, value)| worker.env(name, value)).spawn()
+    };
+    let lines = outputs((0..2).map(start).collect());
+    let reports = joined::reports(&lines.join("\n"));
+    assert_eq!(reports, [(0, 4, 0, 2), (1, 4, 0, 2), (2, 4, 1, 2), (3, 4, 1, 2)]);
+    for node in 0..2 {
+        assert!(cluster.counters(node).received > 2 * joined::LEN as u64, "node {node}");
+    }
 }
 
 #[test]

@@ -29,7 +29,7 @@
 //! # Ok::<(), wholemem_comm::discovery::DiscoveryError>(())
 //! ```
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 mod address;
 mod error;
@@ -78,6 +78,27 @@ impl Discovery {
             ports: address::port_range(&set)?,
             secret: Secret::read(&set)?,
         })
+    }
+
+    /// Returns the address of rank 0 to use, of those that [`HostPort::resolve`] returns, and the local address that other
+    /// nodes connect to, if `WHOLEMEM_INTERFACE` is set. If rank 0 has addresses of both families, IPv4 is used, unless the
+    /// interface has no IPv4 address: all ranks then choose the same family.
+    ///
+    /// # Errors
+    /// [`DiscoveryError::OtherFamily`] if the interface has no address of a family of rank 0.
+    ///
+    /// # Panics
+    /// If there are no addresses.
+    pub fn select_root(
+        &self,
+        resolved: &[SocketAddr],
+    ) -> Result<(SocketAddr, Option<IpAddr>), DiscoveryError> {
+        let mut roots = resolved.to_vec();
+        roots.sort_by_key(SocketAddr::is_ipv6);
+        let with_local = |root: &SocketAddr| Ok((*root, self.local_address_for(root.ip())?));
+        let mut outcomes = roots.iter().map(with_local);
+        let first = outcomes.next().expect("`resolve` returns at least one address");
+        first.or_else(|error| outcomes.find_map(Result::ok).ok_or(error))
     }
 
     /// Returns the local address that other nodes connect to, if `WHOLEMEM_INTERFACE` is set: the best one of the same
@@ -145,7 +166,14 @@ mod tests {
         let discovery = Discovery::read(get, &both, "run").unwrap();
         assert_eq!(discovery.local_address_for(v4), Ok(Some(both[1].address)));
         assert_eq!(discovery.local_address_for(v6), Ok(Some(both[2].address)));
+        let roots = [v6, v4].map(|address| SocketAddr::new(address, 1));
+        assert_eq!(discovery.select_root(&roots), Ok((roots[1], Some(both[1].address))), "IPv4 comes first");
+        assert_eq!(discovery.select_root(&roots[..1]), Ok((roots[0], Some(both[2].address))));
+        let only_v6 = Discovery::read(get, &both[2..], "run").unwrap();
+        assert_eq!(only_v6.select_root(&roots), Ok((roots[0], Some(both[2].address))));
         let discovery = Discovery::read(get, &both[1..2], "run").unwrap();
+        let other = Err(DiscoveryError::OtherFamily { root: v6 });
+        assert_eq!(discovery.select_root(&roots[..1]), other);
         assert_eq!(discovery.local_address_for(v6), Err(DiscoveryError::OtherFamily { root: v6 }));
         let discovery = read(&[("WHOLEMEM_ADDR", "n0:1")]).unwrap();
         assert_eq!(discovery.local_address_for(v6), Ok(None));
