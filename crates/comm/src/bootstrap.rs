@@ -6,7 +6,6 @@
 //! | [`descriptors`] | all_gather_fds |
 //! | [`split`] | groups of some of the ranks of a group |
 //! | [`env`](mod@env) | from_env: joins the group that a launcher describes in the environment |
-//! | [`discovery`] | the address of rank 0, interface, ports and secret of ranks on several nodes |
 //! | [`nodes`] | groups on several nodes |
 //! | [`watch`] | callbacks for the failure of a group |
 
@@ -29,7 +28,6 @@ use crate::{Error, Rank, Result, UniqueId};
 
 mod collective;
 mod descriptors;
-pub mod discovery;
 mod env;
 mod nodes;
 mod split;

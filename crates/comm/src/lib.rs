@@ -25,6 +25,7 @@
 //!   fault, id       why a group failed, UniqueId
 //!   operation       the collective operations, with the arguments that must be equal on all ranks
 //!   error, rank     Error, Rank and the tree
+//!   discovery       reads where the other nodes of a group are
 //! ```
 //!
 //! | item | description |
@@ -34,7 +35,7 @@
 //! | [`Network`] | how the ranks of several nodes reach each other |
 //! | [`FailureWatch`] | a callback for the failure of a group |
 //! | [`VoteResult`] | the result of a vote |
-//! | [`discovery`] | reads where the other nodes of a group are, for launchers |
+//! | [`discovery`] | reads where the other nodes of a group are, for [`Bootstrap::from_env`] and launchers |
 //! | [`Error`] | errors, which name the ranks that caused them |
 //!
 //! **Guarantees.** Every wait ends when its timeout expires, not before, and at most a second after it. If a rank
@@ -47,9 +48,9 @@
 //! for five seconds, or the time that [`Network::with_silence`] sets, is given up: every rank that can still be reached gets
 //! [`Error::NodeTimeout`], which names the node and its ranks, also if no operation is in progress. An interrupted
 //! connection between two running nodes ends the group too. Descriptors cannot be passed over several nodes.
+//! [`Bootstrap::from_env`] does so if the launcher's variables describe several nodes.
 //!
-//! **Limits.** Traffic is not encrypted, and processes of the same user are trusted. [`Bootstrap::from_env`] joins ranks of
-//! one node only.
+//! **Limits.** Traffic is not encrypted, and processes of the same user are trusted.
 //!
 //! ```
 //! use wholemem_comm::{Bootstrap, Rank, UniqueId};
@@ -78,6 +79,7 @@
 
 mod bootstrap;
 mod core;
+pub mod discovery;
 mod error;
 mod fault;
 #[cfg(feature = "test-hooks")]
@@ -94,7 +96,6 @@ mod rank;
 mod topology;
 mod wire;
 
-pub use bootstrap::discovery;
 pub use bootstrap::{Bootstrap, DEFAULT_TIMEOUT, FailureWatch, VoteResult};
 pub use error::{Error, Result};
 pub use id::UniqueId;

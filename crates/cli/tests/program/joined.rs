@@ -15,6 +15,7 @@ pub(crate) fn script(test: &str) -> String {
 }
 
 /// Joins the group and reports it if this process is a rank. Returns false if it is not.
+#[expect(clippy::print_stdout, reason = "the test reads the output of its ranks")]
 pub(crate) fn run_rank() -> bool {
     if std::env::var_os(RANK_PROCESS).is_none() {
         return false;

@@ -13,8 +13,8 @@ use wholemem_os::interface::InterfaceAddress;
 use wholemem_os::interrupt;
 
 use super::collective::WAIT_SLICE;
-use super::discovery::{Discovery, DiscoveryError};
 use super::{DEFAULT_TIMEOUT, MAX_TIMEOUT, to_milliseconds};
+use crate::discovery::{Discovery, DiscoveryError};
 use crate::id::{SOCKET_DIR, SocketLocation};
 use crate::network::{DEFAULT_SILENCE, Network};
 use crate::{Bootstrap, Error, Rank, Result, UniqueId};
@@ -124,7 +124,7 @@ impl Bootstrap {
     /// | `WHOLEMEM_NODE_TIMEOUT` | seconds after which a node that does not answer is given up; the default is 5 |
     ///
     /// Ranks on several nodes join as with [`create_over`](Self::create_over). They need a secret, of at least 16 bytes,
-    /// and the address of rank 0: [`discovery`](super::discovery) has the variables.
+    /// and the address of rank 0: [`discovery`](crate::discovery) has the variables.
     ///
     /// ```no_run
     /// use wholemem_comm::Bootstrap;
@@ -270,8 +270,7 @@ impl NodesEnv {
             }
         };
         let (root, local) = self.discovery.select_root(&addresses)?;
-        let network =
-            Network::new(root).with_ports(self.discovery.ports.ports()).with_silence(self.silence);
+        let network = Network::new(root).with_ports(self.discovery.ports.ports()).with_silence(self.silence);
         Ok(match local {
             Some(address) => network.with_interface(address),
             None => network,
@@ -324,11 +323,7 @@ fn timeout(get: &impl Fn(&str) -> Option<String>) -> Result<Duration> {
     seconds(get, TIMEOUT, DEFAULT_TIMEOUT)
 }
 
-fn seconds(
-    get: &impl Fn(&str) -> Option<String>,
-    name: &'static str,
-    default: Duration,
-) -> Result<Duration> {
+fn seconds(get: &impl Fn(&str) -> Option<String>, name: &'static str, default: Duration) -> Result<Duration> {
     match get(name).filter(|text| !text.is_empty()).map(|text| text.parse::<f64>()) {
         None => Ok(default),
         Some(Ok(seconds)) if seconds > 0.0 && seconds < 1e9 => Ok(Duration::from_secs_f64(seconds)),
@@ -462,7 +457,8 @@ mod tests {
         assert_eq!(nodes.silence, DEFAULT_SILENCE);
         let of = |seconds| with(&[("WHOLEMEM_ADDR", "n0:29600"), ("WHOLEMEM_NODE_TIMEOUT", seconds)]);
         assert_eq!(of("1.5").unwrap().nodes.unwrap().silence, Duration::from_millis(1500));
-        let wrong = Error::Environment { name: "WHOLEMEM_NODE_TIMEOUT", problem: "is not a number of seconds" };
+        let wrong =
+            Error::Environment { name: "WHOLEMEM_NODE_TIMEOUT", problem: "is not a number of seconds" };
         assert_eq!(of("0"), Err(wrong));
     }
 

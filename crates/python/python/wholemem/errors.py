@@ -237,7 +237,7 @@ class BadIndex(Error, IndexError):
 
 
 class BadEnvironment(Error, RuntimeError):
-    """An environment variable is missing or invalid, or the ranks are not on one node."""
+    """An environment variable is missing or invalid, or ranks on several nodes lack a secret or an address."""
 
 
 class BadFile(Error, OSError):
