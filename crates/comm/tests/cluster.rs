@@ -3,6 +3,7 @@
 
 mod cluster {
     pub(crate) mod group;
+    pub(crate) mod round_trip;
 }
 
 use std::net::{IpAddr, SocketAddr};
@@ -10,6 +11,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use cluster::group::{SILENCE, check_second_group, describe, join, join_second_group, number, open_fds};
+use cluster::round_trip;
 use wholemem_comm::{Bootstrap, Error, Rank, UniqueId};
 use wholemem_os::Memfd;
 use wholemem_testkit::cluster::LinkCounters;
@@ -62,13 +64,11 @@ fn operations(rank: &ClusterRank, root: IpAddr) {
 
 /// Runs operations on nodes with the given numbers of ranks, and checks that their data crossed the links.
 fn operations_on(test: &str, ranks_per_node: &[usize], root: fn(&ClusterRank) -> IpAddr) {
-    let Some(cluster) =
-        Cluster::of(ranks_per_node).parameter(ids()).start(test, |rank| {
-            assert_eq!(rank.recv(), b"begin");
-            operations(rank, root(rank));
-            rank.send(b"end");
-        })
-    else {
+    let Some(cluster) = Cluster::of(ranks_per_node).parameter(ids()).start(test, |rank| {
+        assert_eq!(rank.recv(), b"begin");
+        operations(rank, root(rank));
+        rank.send(b"end");
+    }) else {
         return;
     };
     assert_eq!(cluster.nodes(), ranks_per_node.len());
@@ -117,6 +117,30 @@ fn nodes_of_one_and_three_ranks() {
 #[test]
 fn nodes_that_are_connected_by_ipv6() {
     operations_on(test_name!(), &[1, 3], v6);
+}
+
+#[test]
+fn eight_nodes_of_32_ranks_join() {
+    let Some(cluster) = Cluster::of(&[32; 8]).parameter(ids()).start(test_name!(), |rank| {
+        let parameter = rank.parameter();
+        let (id, _) = parameter.split_once(' ').expect("two ids");
+        rank.send(b"ready");
+        assert_eq!(rank.recv(), b"begin");
+        let root = SocketAddr::new(v4(rank), 4711);
+        let comm = join(root, id, rank.id(), rank.count(), TIMEOUT).expect("a group");
+        rank.send(b"joined");
+        assert_eq!((comm.size(), comm.nodes()), (256, 8));
+        let all = comm.all_gather(&number(rank.id()).to_le_bytes()).expect("all_gather");
+        assert_eq!(all, (0..256).map(u32::to_le_bytes).collect::<Vec<_>>());
+    }) else {
+        return;
+    };
+    cluster.recv_from_all(b"ready");
+    let began = std::time::Instant::now();
+    (0..cluster.count()).for_each(|rank| cluster.send(rank, b"begin"));
+    cluster.recv_from_all(b"joined");
+    wholemem_testkit::report(&format!("8 nodes of 32 ranks joined within {:?}", began.elapsed()));
+    cluster.finish();
 }
 
 /// A fault of the network, of ranks or of nodes.
@@ -325,4 +349,47 @@ fn every_rank_reports_a_fault_at_a_random_moment_and_a_new_group_can_be_made() {
         fault.inject(&mut cluster);
         check_outcome(cluster, fault);
     }
+}
+
+/// Measures small operations between two nodes, beside round trips of a TCP connection whose both ends block. The rounds
+/// alternate.
+#[test]
+fn small_operations_beside_round_trips_of_tcp() {
+    let Some(cluster) = Cluster::of(&[1, 1]).parameter(ids()).start(test_name!(), |rank| {
+        let parameter = rank.parameter();
+        let (id, _) = parameter.split_once(' ').expect("two ids");
+        let comm =
+            join(SocketAddr::new(v4(rank), 4711), id, rank.id(), rank.count(), TIMEOUT).expect("a group");
+        let raw = round_trip::Connection::create(rank);
+        let mut medians = [Vec::new(), Vec::new(), Vec::new()];
+        for _ in 0..7 {
+            medians[0].push(round_trip::median(|| comm.barrier().expect("a barrier")));
+            comm.barrier().expect("a barrier");
+            medians[1].push(round_trip::median(|| drop(comm.all_gather(&[7; 64]).expect("all_gather"))));
+            comm.barrier().expect("a barrier");
+            medians[2].push(round_trip::median(|| raw.round_trip()));
+            comm.barrier().expect("a barrier");
+        }
+        let [barrier, all_gather, raw] = medians.map(|mut of| {
+            of.sort();
+            of[of.len() / 2]
+        });
+        let ratio = |of: Duration| of.as_secs_f64() / raw.as_secs_f64();
+        rank.send(
+            format!(
+                "barrier {barrier:?}, all_gather of 64 bytes {all_gather:?}, blocking TCP round trip {raw:?}: {:.2} and {:.2} of it",
+                ratio(barrier),
+                ratio(all_gather)
+            )
+            .as_bytes(),
+        );
+    }) else {
+        return;
+    };
+    for rank in 0..2 {
+        let text = String::from_utf8(cluster.recv(rank)).expect("a text");
+        wholemem_testkit::report(&format!("rank {rank} of 2 nodes: {text}"));
+    }
+    assert!(cluster.counters(0).received > 7 * round_trip::ROUNDS as u64 * 64);
+    cluster.finish();
 }
