@@ -293,6 +293,14 @@ impl RootAssembly {
         update: JoinUpdate,
         outputs: &mut Vec<RootOutput>,
     ) {
+        // Connections are numbered in their order. A report on an interrupted one may arrive late: the leader has reported all
+        // ranks again on the new connection.
+        let is_newer = |(other, node): (&LinkNumber, &NodeRanks)| {
+            *other > link && (node.leader, node.address) == (leader, address)
+        };
+        if self.others.iter().any(is_newer) {
+            return;
+        }
         // The leader of a node may have changed before the end of the connection to the previous leader is known.
         let is_stale = |node: &NodeRanks| {
             (node.leader, node.address) == (leader, address) || update.died.contains(&node.leader)

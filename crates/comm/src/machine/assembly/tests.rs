@@ -186,3 +186,18 @@ fn the_death_of_a_refused_leader_is_not_one_of_the_rank_that_has_joined() {
     let map = vec![node(0, 0, &[0, 2]), node(1, 1, &[1])];
     assert_eq!(root.step(START, RootInput::Joined(Rank(2))), [RootOutput::End(Ok(map))]);
 }
+
+#[test]
+fn a_late_report_on_an_interrupted_connection_does_not_replace_the_new_one() {
+    let mut root = root(4);
+    let on = |link, joined: &[u32]| {
+        let update = update(joined, &[]);
+        RootInput::Report { link, leader: Rank(1), address: address(1), update }
+    };
+    root.step(START, on(1, &[1]));
+    root.step(START, on(2, &[1, 2]));
+    root.step(START, on(1, &[2]));
+    root.step(START, RootInput::Disconnected(1));
+    let map = vec![node(0, 0, &[0, 3]), node(1, 1, &[1, 2])];
+    assert_eq!(root.step(START, RootInput::Joined(Rank(3))), [RootOutput::End(Ok(map))]);
+}
