@@ -220,6 +220,10 @@ impl JoiningGroup {
         let peer = self.network.peer(connection, rank);
         match message {
             Message::Join(died) => {
+                if let Role::Member(_) | Role::Waiting = self.members[rank.index()].role {
+                    // This rank has given its address up meanwhile, which closes connections that are not accepted.
+                    return self.network.close(rank, connection);
+                }
                 self.member(rank).below.insert(peer, connection);
                 for dead in died {
                     self.on_member(rank, dead, false);
