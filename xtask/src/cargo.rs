@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::{command, toolchain};
+use crate::{command, openssh, toolchain};
 
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
@@ -37,6 +37,12 @@ pub(crate) fn tests(exhaustive: bool) -> Result<()> {
     cargo.args(["--exclude", "wholemem-python"]);
     if exhaustive {
         cargo.env("WHOLEMEM_EXHAUSTIVE", "1").env("PROPTEST_CASES", EXHAUSTIVE_CASES);
+    }
+    match openssh::environment() {
+        Ok(variables) => {
+            cargo.envs(variables);
+        }
+        Err(error) => println!("the tests that need an ssh server will be skipped: {error:#}"),
     }
     command::run(&mut cargo)
 }

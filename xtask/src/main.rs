@@ -15,6 +15,7 @@
 //! | [`install`], [`native`] | the installation of the library for C and C++, and its tests |
 //! | [`wheel_check`], [`empty`] | tests of the binary packages in an environment without Rust |
 //! | [`bundle`] | the folder with tests and benchmarks for a machine with a GPU |
+//! | [`debian`], [`openssh`] | programs from unpacked Debian packages; the ssh server of tests |
 //! | [`peers`], [`open_mpi`], [`plots`] | benchmarks that compare wholemem with other libraries, and plots of their results |
 //! | [`site`] | the documentation site |
 //! | [`sigint`] | restores the default disposition of SIGINT for child processes |
@@ -35,6 +36,7 @@ mod cargo;
 mod command;
 mod crate_graph;
 mod deb;
+mod debian;
 mod dist;
 mod empty;
 mod generated;
@@ -49,6 +51,7 @@ mod miri;
 mod module_graph;
 mod native;
 mod open_mpi;
+mod openssh;
 mod package;
 mod peers;
 mod plots;

@@ -3,19 +3,14 @@
 //! The unpacked packages need no root rights and do not change the system: environment variables point to them.
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::command;
-use crate::toolchain::Skip;
+use crate::{command, debian};
 
 const FOLDER: &str = "target/tools/open-mpi";
-
-const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
 /// The Debian packages with the programs and libraries of Open MPI, their dependencies and the headers.
 const PACKAGES: [&str; 18] = [
@@ -51,33 +46,14 @@ pub(crate) enum OpenMpi {
 impl OpenMpi {
     /// Finds Open MPI; downloads and unpacks it if it is not installed.
     ///
-    /// If the download fails, the error is a [`Skip`].
+    /// If the download fails, the error is a [`Skip`](crate::toolchain::Skip).
     pub(crate) fn find_or_fetch() -> Result<Self> {
         let is_installed = |program: &str| command::succeeds(Command::new(program).arg("--version"));
         if is_installed("mpirun") && is_installed("mpicc") {
             return Ok(Self::Installed);
         }
-        let folder = std::path::absolute(FOLDER)?;
-        if folder.is_dir() {
-            return Ok(Self::Unpacked(folder));
-        }
-        let unfinished = folder.with_extension("unfinished");
-        if unfinished.is_dir() {
-            fs::remove_dir_all(&unfinished)?;
-        }
-        let packages = unfinished.join("packages");
-        fs::create_dir_all(&packages)?;
-        let mut download = Command::new("apt-get");
-        download.arg("download").args(PACKAGES).current_dir(&packages);
-        command::run_within(&mut download, FETCH_LIMIT).map_err(|error| {
-            let hint = "apt-get install openmpi-bin libopenmpi-dev";
-            Skip::new(format!("cannot fetch Open MPI: {error:#}\nhint: {hint}"))
-        })?;
-        for package in fs::read_dir(&packages)? {
-            command::run(Command::new("dpkg").arg("--extract").arg(package?.path()).arg(&unfinished))?;
-        }
-        fs::rename(&unfinished, &folder).with_context(|| format!("cannot rename to {}", folder.display()))?;
-        Ok(Self::Unpacked(folder))
+        let hint = "apt-get install openmpi-bin libopenmpi-dev";
+        debian::fetch("Open MPI", FOLDER, &PACKAGES, hint).map(Self::Unpacked)
     }
 
     /// Returns the path of `mpirun`, the program that starts ranks.
@@ -93,7 +69,7 @@ impl OpenMpi {
         let mut compiler = Command::new(if matches!(self, Self::Installed) { "mpicc" } else { "cc" });
         compiler.args(["-O2", "-Wall"]).arg(source).arg("-o").arg(program).arg("-lm");
         if let Self::Unpacked(root) = self {
-            let libraries = libraries(root);
+            let libraries = debian::libraries(root);
             compiler.arg("-I").arg(libraries.join("openmpi/include")).arg(libraries.join("libmpi.so.40"));
             // The linker ignores undefined symbols of the MPI libraries, whose dependencies are resolved when the program runs.
             compiler.arg("-Wl,--allow-shlib-undefined");
@@ -104,9 +80,9 @@ impl OpenMpi {
     /// Returns the environment variables for programs that use Open MPI.
     pub(crate) fn environment(&self) -> Result<Vec<(&'static str, OsString)>> {
         let Self::Unpacked(root) = self else { return Ok(Vec::new()) };
-        let libraries = libraries(root);
+        let libraries = debian::libraries(root);
         let library_folders =
-            [libraries.clone(), root.join("lib").join(debian_triple()), libraries.join("openmpi/lib")];
+            [libraries.clone(), root.join("lib").join(debian::triple()), libraries.join("openmpi/lib")];
         let paths = std::env::var_os("PATH").unwrap_or_default();
         let paths = [root.join("usr/bin")].into_iter().chain(std::env::split_paths(&paths));
         Ok(vec![
@@ -119,13 +95,4 @@ impl OpenMpi {
             ("PATH", std::env::join_paths(paths).context("the path of a folder contains a colon")?),
         ])
     }
-}
-
-fn libraries(root: &Path) -> PathBuf {
-    root.join("usr/lib").join(debian_triple())
-}
-
-/// Returns the Debian multiarch name of this machine, such as `x86_64-linux-gnu`.
-fn debian_triple() -> String {
-    format!("{}-linux-gnu", std::env::consts::ARCH)
 }

@@ -129,6 +129,7 @@ impl From<CommError> for Failure {
                 "a rank is stopped, slow, or at another place of its program; the timeout of the communicator or `WHOLEMEM_TIMEOUT` \
                  sets the time",
             ),
+            CommError::NodeTimeout { ranks, .. } => failure.missing(ranks).hint(NEW_GROUP),
             CommError::Poisoned { missing } => failure.missing(missing).hint(NEW_GROUP),
             CommError::RanksDisagree { rank, .. } => failure
                 .rank(*rank)

@@ -175,10 +175,16 @@ pub const WM_ERROR_MESSAGE_TOO_LONG: wm_status_t = 1114;
 pub const WM_ERROR_BUSY: wm_status_t = 1115;
 /// A text is not a valid unique id.
 pub const WM_ERROR_BAD_ID: wm_status_t = 1116;
-/// A launcher started the ranks on several nodes.
-pub const WM_ERROR_SEVERAL_NODES: wm_status_t = 1117;
+/// The environment describes ranks on several nodes, but lacks the address of rank 0 or the secret, or contains invalid ones.
+pub const WM_ERROR_DISCOVERY: wm_status_t = 1117;
 /// A rank could not receive all file descriptors in an exchange of descriptors.
 pub const WM_ERROR_DESCRIPTORS: wm_status_t = 1118;
+/// The ranks of the group are on several nodes, and the call needs ranks of one node.
+pub const WM_ERROR_ACROSS_NODES: wm_status_t = 1119;
+/// The unique id of a group on several nodes has no secret.
+pub const WM_ERROR_NO_SECRET: wm_status_t = 1120;
+/// A node, or a rank of it, did not answer in the time after which silent nodes are given up.
+pub const WM_ERROR_NODE_TIMEOUT: wm_status_t = 1121;
 /// No server of a store listens at the socket.
 pub const WM_ERROR_STORE_NOT_SERVED: wm_status_t = 2000;
 /// The caller gives no socket of a store, and the folder of the default socket does not exist.
@@ -370,8 +376,11 @@ const NAMES: &[(wm_status_t, &CStr)] = names![
     WM_ERROR_MESSAGE_TOO_LONG,
     WM_ERROR_BUSY,
     WM_ERROR_BAD_ID,
-    WM_ERROR_SEVERAL_NODES,
+    WM_ERROR_DISCOVERY,
     WM_ERROR_DESCRIPTORS,
+    WM_ERROR_ACROSS_NODES,
+    WM_ERROR_NO_SECRET,
+    WM_ERROR_NODE_TIMEOUT,
     WM_ERROR_STORE_NOT_SERVED,
     WM_ERROR_STORE_NO_SOCKET,
     WM_ERROR_STORE_ALREADY_SERVED,

@@ -67,6 +67,7 @@ fn main() -> ExitCode {
             Ok(code) => return code,
             Err(error) => Err(error),
         },
+        Command::Agent => launch::run_agent(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

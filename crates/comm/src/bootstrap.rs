@@ -6,6 +6,7 @@
 //! | [`descriptors`] | all_gather_fds |
 //! | [`split`] | groups of some of the ranks of a group |
 //! | [`env`](mod@env) | from_env: joins the group that a launcher describes in the environment |
+//! | [`nodes`] | groups on several nodes |
 //! | [`watch`] | callbacks for the failure of a group |
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +20,7 @@ use wholemem_os::{Deadline, Errno, Error as OsError, interrupt};
 use crate::core::{GroupPhase, RankCore};
 use crate::fault::GroupFault;
 use crate::handshake::Acceptor;
+use crate::network::Network;
 use crate::operation::Operation;
 use crate::progress::ProgressThread;
 use crate::rank::Tree;
@@ -27,6 +29,7 @@ use crate::{Error, Rank, Result, UniqueId};
 mod collective;
 mod descriptors;
 mod env;
+mod nodes;
 mod split;
 mod watch;
 
@@ -65,6 +68,8 @@ pub struct Bootstrap {
     busy: AtomicBool,
     /// The join handle of the communicator's progress thread, until this rank leaves the group.
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// How the nodes reach each other, if the group was created over several.
+    network: Option<Network>,
 }
 
 impl Bootstrap {
@@ -123,7 +128,7 @@ impl Bootstrap {
                 errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
             })?;
         let (busy, thread) = (AtomicBool::new(false), Mutex::new(Some(thread)));
-        let bootstrap = Self { core, timeout: DEFAULT_TIMEOUT, busy, thread };
+        let bootstrap = Self { core, timeout: DEFAULT_TIMEOUT, busy, thread, network: None };
         bootstrap.wait_until_ready(timeout)?;
         tracing::debug!(%rank, ranks = size, ?timeout, is_split, "joined a group");
         Ok(bootstrap)

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::EventfdFlags;
+use wholemem_os::packet::Address;
 use wholemem_os::robust::LivenessLock;
 use wholemem_os::{Error as OsError, ForkEpoch, PacketSocket};
 
@@ -12,7 +13,7 @@ use crate::fault::{Disagreement, GroupFault};
 use crate::links::{FramePacket, PathAction, Paths, RankLink, SendStatus};
 use crate::machine::group_state::GroupState;
 use crate::operation::Operation;
-use crate::rank::Tree;
+use crate::topology::Topology;
 use crate::wire::frame::{FrameHeader, FrameKind, MAX_PAYLOAD, encode_fault};
 use crate::{Error, Rank, Result, UniqueId};
 
@@ -81,7 +82,7 @@ impl RankState {
 /// The state of a rank that the threads of its callers share with its progress thread.
 #[derive(Debug)]
 pub(crate) struct RankCore {
-    pub(crate) tree: Tree,
+    pub(crate) tree: Topology,
     pub(crate) id: UniqueId,
     pub(crate) liveness: LivenessLock,
     pub(crate) epoch: ForkEpoch,
@@ -96,24 +97,30 @@ pub(crate) struct RankCore {
     /// Neighbours whose progress thread is stalled.
     stalled: Mutex<BTreeSet<Rank>>,
     watchers: Mutex<watchers::Watchers>,
+    /// The socket files that ranks of this node may have left behind when they died: of this group, and of the groups
+    /// into which it is being split. Empty if the group is on one node, where neighbours remove each other's files.
+    socket_files: Mutex<Vec<Address>>,
 }
 
 impl RankCore {
-    pub(crate) fn create(id: UniqueId, tree: Tree) -> Result<Self> {
+    pub(crate) fn create(id: UniqueId, tree: impl Into<Topology>) -> Result<Self> {
+        Self::with_liveness(id, tree.into(), LivenessLock::create()?)
+    }
+
+    pub(crate) fn with_liveness(id: UniqueId, tree: Topology, liveness: LivenessLock) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake =
             rustix::event::eventfd(0, flags).map_err(|errno| OsError::Call { call: "eventfd2", errno })?;
         Ok(Self {
-            tree,
             id,
-            liveness: LivenessLock::create()?,
+            liveness,
             epoch: ForkEpoch::current()?,
             wake,
             links: Mutex::default(),
             paths: Mutex::new(Paths::new(tree.rank)),
             state: Mutex::new(RankState {
                 phase: GroupPhase::Joining,
-                group: GroupState::new(tree),
+                group: GroupState::new(tree.clone()),
                 inbox: HashMap::new(),
                 fds: HashMap::new(),
                 fds_lost: false,
@@ -124,11 +131,30 @@ impl RankCore {
             changed: Condvar::new(),
             stalled: Mutex::default(),
             watchers: Mutex::default(),
+            socket_files: Mutex::default(),
+            tree,
         })
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, RankState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn socket_files(&self) -> MutexGuard<'_, Vec<Address>> {
+        self.socket_files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the groups into which this group of several nodes is being split, for [`remove_stale_sockets`].
+    ///
+    /// [`remove_stale_sockets`]: Self::remove_stale_sockets
+    pub(crate) fn set_parts(&self, parts: &[UniqueId]) {
+        let ids = std::iter::once(&self.id).chain(parts);
+        *self.socket_files() = ids.flat_map(|id| [id.leader_address(), id.address(Rank(0))]).collect();
+    }
+
+    /// Removes the socket files that dead ranks of this node have left behind.
+    pub(crate) fn remove_stale_sockets(&self) {
+        self.socket_files().iter().for_each(Address::remove_stale);
     }
 
     pub(crate) fn links(&self) -> MutexGuard<'_, BTreeMap<Rank, Arc<RankLink>>> {
@@ -176,7 +202,8 @@ impl RankCore {
     pub(crate) fn post_to_any(&self, header: FrameHeader, payload: &[u8]) {
         let to = header.dst;
         let Some(hop) = self.tree.hop_towards(to) else { return };
-        if hop == to || payload.len() <= MAX_PAYLOAD {
+        // A direct link is a pair of Unix sockets, so there is none between nodes.
+        if hop == to || payload.len() <= MAX_PAYLOAD || !self.tree.is_here(to) {
             return self.post(hop, header, payload);
         }
         let packets = header.frames(payload).into_iter().map(FramePacket::from).collect();
@@ -270,6 +297,7 @@ mod tests {
     use wholemem_os::packet::MAX_PACKET;
 
     use super::*;
+    use crate::rank::Tree;
     use crate::wire::frame;
 
     #[test]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::Rank;
+use crate::discovery::DiscoveryError;
 
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -33,6 +34,17 @@ pub enum Error {
         timeout: Duration,
         /// True if the timeout expired while the ranks were still joining the group.
         joining: bool,
+    },
+
+    /// Ranks of a node did not answer: they are stopped, the node is down, or the network between the nodes is interrupted.
+    #[error("no answer from node {node} ({}) within {timeout:?}", RankList(ranks))]
+    NodeTimeout {
+        /// The number of the node; [`Bootstrap::node_of`](crate::Bootstrap::node_of) returns that of a rank.
+        node: u32,
+        /// The ranks of the node that could not be reached.
+        ranks: Vec<Rank>,
+        /// The time for which nothing was heard from the node; see [`Network::with_silence`](crate::Network::with_silence).
+        timeout: Duration,
     },
 
     /// A rank called [`abort`](crate::Bootstrap::abort).
@@ -192,19 +204,28 @@ pub enum Error {
         problem: &'static str,
     },
 
-    /// A launcher started the ranks on several nodes.
+    /// The ranks are on several nodes, and the environment does not tell how they reach each other.
+    #[error(transparent)]
+    Discovery(#[from] DiscoveryError),
+
+    /// The ranks are on several nodes, and the operation needs memory or file descriptors that only processes of one node
+    /// can share.
     #[error(
-        "`{name}` is `{value}` for {size} ranks: they are on several nodes, which is not supported yet; start all ranks on \
-         one node"
+        "cannot {what} over {nodes} nodes: only ranks of one node can; `split_by_node` gives each node a group"
     )]
-    SeveralNodes {
-        /// The environment variable that shows that the ranks are on several nodes.
-        name: &'static str,
-        /// The value of the environment variable.
-        value: String,
-        /// The number of ranks in the group.
-        size: u32,
+    AcrossNodes {
+        /// What cannot be done, as the rest of a sentence.
+        what: &'static str,
+        /// The number of nodes of the group.
+        nodes: u32,
     },
+
+    /// The unique id has no secret, which ranks on several nodes need to authenticate each other.
+    #[error(
+        "ranks on several nodes need a secret: set `WHOLEMEM_SECRET`, or `WHOLEMEM_SECRET_FILE` to a file that only \
+         their user can read, or pass the unique id"
+    )]
+    NoSecret,
 
     /// A rank could not receive all file descriptors in an exchange of descriptors.
     #[error("rank {rank} could not receive all file descriptors: {reason}")]
@@ -229,6 +250,9 @@ impl Error {
         match self {
             Self::PeerLost { rank } => Self::PeerLost { rank: named(rank) },
             Self::PeerLeft { rank } => Self::PeerLeft { rank: named(rank) },
+            Self::NodeTimeout { node, ranks, timeout } => {
+                Self::NodeTimeout { node, ranks: ranks.into_iter().map(named).collect(), timeout }
+            }
             Self::Aborted { by } => Self::Aborted { by: named(by) },
             Self::Protocol { rank, what } => Self::Protocol { rank: named(rank), what },
             Self::RankTaken { rank } => Self::RankTaken { rank: named(rank) },
@@ -244,7 +268,7 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Self::PeerLost { .. } => "peer-lost",
-            Self::Timeout { .. } => "timeout",
+            Self::Timeout { .. } | Self::NodeTimeout { .. } => "timeout",
             Self::Aborted { .. } => "aborted",
             Self::PeerLeft { .. } => "peer-left",
             Self::Closed => "closed",
@@ -263,7 +287,9 @@ impl Error {
             Self::Forked => "forked",
             Self::BadId { .. } => "bad-id",
             Self::Environment { .. } => "environment",
-            Self::SeveralNodes { .. } => "several-nodes",
+            Self::Discovery(_) => "discovery",
+            Self::AcrossNodes { .. } => "across-nodes",
+            Self::NoSecret => "no-secret",
             Self::Descriptors { .. } => "descriptors",
             Self::Os(_) => "os",
         }
@@ -295,8 +321,11 @@ impl Error {
             Self::Forked => 18,
             Self::BadId { .. } => 1116,
             Self::Environment { .. } => 1027,
-            Self::SeveralNodes { .. } => 1117,
+            Self::Discovery(_) => 1117,
             Self::Descriptors { .. } => 1118,
+            Self::AcrossNodes { .. } => 1119,
+            Self::NoSecret => 1120,
+            Self::NodeTimeout { .. } => 1121,
             Self::Os(_) => 1030,
         }
     }
@@ -308,6 +337,7 @@ impl Error {
             self,
             Self::PeerLost { .. }
                 | Self::Timeout { .. }
+                | Self::NodeTimeout { .. }
                 | Self::Aborted { .. }
                 | Self::PeerLeft { .. }
                 | Self::Closed
@@ -357,12 +387,6 @@ mod tests {
              namespaces need a shared `WHOLEMEM_SOCKET_DIR`"
         );
         assert_eq!(Error::PeerLost { rank: Rank(7) }.to_string(), "rank 7 died");
-        let nodes = Error::SeveralNodes { name: "LOCAL_WORLD_SIZE", value: "4".to_owned(), size: 8 };
-        assert_eq!(
-            nodes.to_string(),
-            "`LOCAL_WORLD_SIZE` is `4` for 8 ranks: they are on several nodes, which is not supported yet; start all \
-             ranks on one node"
-        );
     }
 
     #[test]

@@ -14,6 +14,12 @@ pub(crate) enum GroupFault {
     /// The given rank violated the protocol.
     ProtocolViolation(Rank),
     RanksDisagree(Disagreement),
+    /// The ranks of a node could not be reached for this time.
+    NodeSilent {
+        node: u32,
+        ranks: Vec<Rank>,
+        milliseconds: u32,
+    },
 }
 
 /// A call that a rank makes: the operation, and the number of its first step.
@@ -67,7 +73,7 @@ impl GroupFault {
     pub(crate) fn ranks(&self) -> Vec<Rank> {
         match self {
             Self::Lost(rank) | Self::Aborted(rank) | Self::ProtocolViolation(rank) => vec![*rank],
-            Self::Missing(missing) => missing.clone(),
+            Self::Missing(ranks) | Self::NodeSilent { ranks, .. } => ranks.clone(),
             Self::RanksDisagree(disagreement) => disagreement.calls.map(|(rank, _)| rank).to_vec(),
         }
     }
@@ -83,6 +89,11 @@ impl GroupFault {
                 Error::Protocol { rank: *rank, what: "another rank reported an invalid message from it" }
             }
             Self::RanksDisagree(disagreement) => disagreement.error(own),
+            Self::NodeSilent { node, ranks, milliseconds } => Error::NodeTimeout {
+                node: *node,
+                ranks: ranks.clone(),
+                timeout: Duration::from_millis(u64::from(*milliseconds)),
+            },
         }
     }
 

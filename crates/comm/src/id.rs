@@ -26,6 +26,8 @@ const MAX_TEXT_LEN: usize = 128;
 /// an address, it could bind the address before the rank does.
 const ADDRESS_CONTEXT: &str = "wholemem 2026-11 address of a rank";
 const SUCCESSOR_CONTEXT: &str = "wholemem 2026-11 address of a dead rank's stand-in";
+/// The context of the hash of the address at which the leader of a node listens, if it is not rank 0.
+const LEADER_CONTEXT: &str = "wholemem 2026-11 address of the leader of a node";
 const PROOF_CONTEXT: &str = "wholemem 2026-11 proof of the secret";
 const CHILD_CONTEXT: &str = "wholemem 2026-11 id of a part of a group";
 
@@ -141,6 +143,11 @@ impl UniqueId {
         self.secret != [0; 16]
     }
 
+    /// Returns the part of the id that is not secret, and is equal on all ranks.
+    pub(crate) fn public_text(&self) -> String {
+        hex(&self.nonce)
+    }
+
     pub(crate) fn key(&self) -> GroupKey {
         GroupKey(*self.derive(PROOF_CONTEXT).finalize().as_bytes())
     }
@@ -157,6 +164,16 @@ impl UniqueId {
     /// open.
     pub(crate) fn successor_address(&self, dead: Rank) -> Address {
         self.address_in(SUCCESSOR_CONTEXT, dead)
+    }
+
+    /// Returns the address at which the leader of a node listens for the ranks of its node, if it is not rank 0.
+    pub(crate) fn leader_address(&self) -> Address {
+        self.address_in(LEADER_CONTEXT, Rank(0))
+    }
+
+    /// Returns the same id with another location of the sockets.
+    pub(crate) fn in_location(&self, location: SocketLocation) -> Self {
+        Self { location, ..self.clone() }
     }
 
     fn address_in(&self, context: &str, rank: Rank) -> Address {

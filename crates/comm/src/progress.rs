@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wholemem_os::packet::{MAX_FDS, MAX_PACKET};
-use wholemem_os::robust::{LivenessProbe, LockState};
+use wholemem_os::robust::{LivenessProbe, LockState, RobustGuard};
 use wholemem_os::{Deadline, Error as OsError, PacketSocket, PidFd};
 
 use crate::core::{GroupMessage, GroupPhase, RankCore, TaggedFd};
@@ -22,14 +22,18 @@ use crate::links::{FramePacket, PathAction, RankLink, SendStatus};
 use crate::machine::join::{Input, JoinProtocol, JoinRecord};
 use crate::machine::stall_detector::StallDetector;
 use crate::operation::Operation;
-use crate::rank::Tree;
 use crate::wire::Malformed;
 use crate::wire::frame::{self, FrameHeader, FrameKind, decode_fault, decode_join_update, decode_ranks};
+use crate::wire::nodes::{NodeReport, decode_report};
 use crate::{Rank, Result};
 
+pub(crate) mod assemble;
 mod joining;
+pub(crate) mod node_link;
+mod nodes;
 
 use self::joining::Joining;
+use self::nodes::NodeState;
 
 /// The interval at which the liveness pages of the neighbours are read.
 const PROBE_INTERVAL: Duration = Duration::from_millis(10);
@@ -65,6 +69,27 @@ impl LinkReader {
         let flags = if full { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         (!self.ended).then(|| PollFd::from_borrowed_fd(self.link.socket.as_fd(), flags))
     }
+
+    /// Sends queued packets of a rank that leaves. Returns true if the link may be closed. A connection to another node is
+    /// closed by the other rank first: if it were closed with unread bytes, that rank's kernel would drop what it has not
+    /// read.
+    fn is_finished(&self) -> bool {
+        let is_sent = self.link.flush() == SendStatus::Done;
+        match self.link.socket.stream() {
+            None => is_sent,
+            Some(stream) => {
+                if is_sent {
+                    stream.shut_down_sending();
+                }
+                self.ended
+            }
+        }
+    }
+
+    /// Returns true if a frame was received from another node and not read yet.
+    fn has_frame(&self) -> bool {
+        !self.ended && self.link.socket.stream().is_some_and(crate::links::StreamSocket::has_frame)
+    }
 }
 
 /// A neighbour in the tree of ranks, with the handles that detect its death.
@@ -89,6 +114,8 @@ pub(crate) struct ProgressThread {
     readers: BTreeMap<Rank, LinkReader>,
     /// While joining a split group: the original group, from which this group is split.
     split_from: Option<Arc<RankCore>>,
+    /// The connections to other nodes, if the group is on several.
+    nodes: Option<NodeState>,
     buffer: Vec<u8>,
     last_probe: Instant,
 }
@@ -101,7 +128,7 @@ impl ProgressThread {
         split_from: Option<Arc<RankCore>>,
     ) -> Self {
         let now = Instant::now();
-        let protocol = Some(JoinProtocol::new(core.tree, timeout));
+        let protocol = Some(JoinProtocol::new(core.tree.position(core.tree.rank), timeout));
         let joining = Joining::new(core.tree.rank, acceptor);
         Self {
             core,
@@ -112,6 +139,7 @@ impl ProgressThread {
             peers: BTreeMap::new(),
             readers: BTreeMap::new(),
             split_from,
+            nodes: None,
             buffer: vec![0; MAX_PACKET],
             last_probe: now,
         }
@@ -119,11 +147,15 @@ impl ProgressThread {
 
     /// Runs the progress thread until this rank leaves the group.
     pub(crate) fn run(mut self) {
+        match self.core.liveness.acquire() {
+            Ok(guard) => self.run_holding(guard),
+            Err(error) => self.fail(error.into()),
+        }
+    }
+
+    /// Runs the progress thread, which holds its liveness lock already.
+    pub(crate) fn run_holding(mut self, guard: RobustGuard) {
         let core = Arc::clone(&self.core);
-        let guard = match core.liveness.acquire() {
-            Ok(guard) => guard,
-            Err(error) => return self.fail(error.into()),
-        };
         self.protocol(Input::Tick);
         loop {
             core.liveness.add_heartbeat();
@@ -137,6 +169,7 @@ impl ProgressThread {
                 reader.link.flush();
             }
             self.probe_neighbours();
+            self.step_nodes();
             self.protocol(Input::Tick);
         }
         self.leave();
@@ -157,12 +190,22 @@ impl ProgressThread {
         if let Some(protocol) = &self.protocol {
             wait = wait.min(protocol.next_tick().saturating_sub(self.began.elapsed()));
         }
+        if let Some(tick) = self.nodes.as_ref().and_then(NodeState::tick_within) {
+            wait = wait.min(tick);
+        }
+        if self.nodes.is_some() && self.readers.values().any(LinkReader::has_frame) {
+            wait = Duration::ZERO;
+        }
         let mut polls = vec![PollFd::new(&self.core.wake, PollFlags::IN)];
         polls.extend(self.joining.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         polls.extend(self.readers.values().filter_map(LinkReader::poll));
         polls.extend(
             self.peers.values().map(|peer| PollFd::from_borrowed_fd(peer.process.as_fd(), PollFlags::IN)),
         );
+        if let Some(nodes) = &self.nodes {
+            polls.extend(nodes.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            polls.extend(nodes.polls());
+        }
         let wait = Timespec::try_from(wait).expect("a few milliseconds");
         // An error of `poll` is ignored, since the loop checks everything after each wait.
         let _ = poll(&mut polls, Some(&wait));
@@ -176,9 +219,10 @@ impl ProgressThread {
         }
         // An ended link to a neighbour is kept: the neighbour's liveness page decides whether it died. The death of any
         // other rank is reported by the neighbours of that rank.
-        let (peers, core) = (&self.peers, &self.core);
+        let (peers, nodes, core) = (&self.peers, &self.nodes, &self.core);
         self.readers.retain(|rank, reader| {
-            let stays = !reader.ended || peers.contains_key(rank);
+            let is_remote = nodes.as_ref().is_some_and(|nodes| nodes.is_connected(*rank));
+            let stays = !reader.ended || is_remote || peers.contains_key(rank);
             if !stays {
                 core.paths().close(*rank);
             }
@@ -191,8 +235,11 @@ impl ProgressThread {
         let mut buffer = std::mem::take(&mut self.buffer);
         for _ in 0..max_frames {
             let Some(reader) = self.readers.get_mut(&rank).filter(|reader| !reader.ended) else { break };
-            match reader.link.socket.recv_with_fds(&mut buffer, MAX_FDS, Deadline::NOW) {
+            match reader.link.socket.recv_with_fds(&mut buffer, MAX_FDS) {
                 Ok((len, fds)) => {
+                    if let Some(nodes) = &mut self.nodes {
+                        nodes.heard(rank);
+                    }
                     if let Err(Malformed(violation)) = self.on_frame(rank, &buffer[..len], fds) {
                         tracing::warn!(%rank, violation, "a rank violated the protocol");
                         self.core.fail_group(GroupFault::ProtocolViolation(rank), None);
@@ -255,7 +302,7 @@ impl ProgressThread {
         if !header.kind.is_forwarded() && header.kind != FrameKind::RankLeft && header.src != from {
             return Err(Malformed("a frame for neighbours only was forwarded"));
         }
-        if header.kind != FrameKind::Direct && !self.peers.contains_key(&from) {
+        if header.kind != FrameKind::Direct && !self.peers.contains_key(&from) && !self.is_remote(from) {
             return Err(Malformed("a direct link carried a frame that is not a message"));
         }
         if header.total == payload.len() as u64 {
@@ -367,6 +414,18 @@ impl ProgressThread {
             FrameKind::Vote | FrameKind::Decision | FrameKind::Direct | FrameKind::FdsLost => {
                 self.store_message(op, kind, src, GroupMessage { operation, bytes });
             }
+            FrameKind::Heartbeat => {}
+            // The leader of a node reports a death that it has detected before it received the decision.
+            FrameKind::NodeReport if self.is_remote(from) => {
+                let NodeReport { update, .. } = decode_report(&bytes)?;
+                self.check_ranks(update.joined.iter().chain(&update.died))?;
+                if let Some(dead) = update.died.first() {
+                    self.core.fail_group(GroupFault::Lost(*dead), None);
+                }
+            }
+            FrameKind::NodeReport | FrameKind::NodeDecision => {
+                return Err(Malformed("a rank sent a message of joining after it had joined"));
+            }
             FrameKind::Greeting => return Err(Malformed("a rank sent a second greeting")),
         }
         Ok(())
@@ -410,6 +469,7 @@ impl ProgressThread {
         // reached through it.
         let is_stalled = |rank: &Rank| self.peers.get(rank).is_some_and(|peer| peer.stall.is_stalled());
         *self.core.stalled() = self.core.tree.neighbours().filter(is_stalled).collect();
+        self.give_up_stalled();
         self.last_probe = Instant::now();
         self.check_split_from();
         self.take_vacant_positions();
@@ -427,7 +487,7 @@ impl ProgressThread {
             self.core.id.address(rank).remove();
         }
         if self.protocol.is_some() {
-            return match JoinRecord::decode(peer.probe.status(), Tree { rank, ..self.core.tree }) {
+            return match JoinRecord::decode(peer.probe.status(), self.core.tree.position(rank)) {
                 Ok(record) => {
                     if peer.probe.state() == LockState::Died {
                         // The dead neighbour may be a rank that had taken the position of another dead rank, so the
@@ -447,6 +507,7 @@ impl ProgressThread {
         // to join.
         if !has_left && (peer.probe.state() == LockState::Died || peer.process.has_exited() == Ok(true)) {
             self.core.fail_group(GroupFault::Lost(rank), None);
+            self.report_death(rank);
         } else if !has_left {
             let after = self.core.state().begun;
             self.core.on_rank_left(rank, after, None);
@@ -475,10 +536,11 @@ impl ProgressThread {
         };
         let rank = self.core.tree.rank;
         if is_ready && !has_failed {
-            for peer in self.peers.keys() {
+            let remote = self.nodes.iter().flat_map(NodeState::ranks);
+            for peer in self.peers.keys().copied().chain(remote) {
                 self.core.post(
-                    *peer,
-                    FrameHeader::new(FrameKind::RankLeft, Operation::None, rank, *peer, finished),
+                    peer,
+                    FrameHeader::new(FrameKind::RankLeft, Operation::None, rank, peer, finished),
                     &[],
                 );
             }
@@ -487,19 +549,27 @@ impl ProgressThread {
         let deadline = Deadline::after(if is_usable { LEAVE_TIMEOUT } else { FAILED_LEAVE_TIMEOUT });
         loop {
             self.peers.retain(|_, peer| peer.probe.state() == LockState::Alive);
-            let peers = &self.peers;
-            self.readers.retain(|rank, reader| peers.contains_key(rank) && !reader.ended);
-            let all_sent = self.readers.values().all(|reader| reader.link.flush() == SendStatus::Done);
-            if all_sent || deadline.has_passed() {
+            let (peers, nodes) = (&self.peers, &self.nodes);
+            let is_remote = |rank: &Rank| nodes.as_ref().is_some_and(|nodes| nodes.is_connected(*rank));
+            self.readers
+                .retain(|rank, reader| (peers.contains_key(rank) || is_remote(rank)) && !reader.ended);
+            let all_sent = self.readers.values().all(LinkReader::is_finished);
+            let has_reports = self.nodes.as_ref().is_some_and(NodeState::has_reports);
+            if all_sent && !has_reports || deadline.has_passed() {
                 break;
             }
             let mut polls: Vec<_> = self.readers.values().filter_map(LinkReader::poll).collect();
             let left = deadline.remaining().map_or(PROBE_INTERVAL, |left| left.min(PROBE_INTERVAL));
             let left = Timespec::try_from(left).expect("a few milliseconds");
             let _ = poll(&mut polls, Some(&left));
+            self.step_nodes();
             // Packets queued after a batch of descriptors are sent when the neighbour acknowledges the batch, so links
             // must be read. Reading also lets neighbours leave that wait until their own packets are read.
             self.read();
+        }
+        if has_failed {
+            // The kernel may have closed the sockets of a dead rank only after its death was detected.
+            self.core.remove_stale_sockets();
         }
     }
 }

@@ -14,6 +14,7 @@
 //! | [`replace`] | atomic replacement of files |
 //! | [`descriptors`], [`heap`] | the limit on open descriptors; returning freed heap memory to the kernel |
 //! | [`time_slice`] | the scheduler time slice of a busy thread |
+//! | [`interface`] | network interfaces and their addresses |
 //! | [`numa`], [`meminfo`] | NUMA nodes and page placement; available memory |
 //! | [`log`] | for programs: the filter of `WHOLEMEM_LOG`, and a subscriber of `tracing` events |
 //! | [`size`], [`visible`] | byte counts and untrusted text, formatted for people |
@@ -56,6 +57,7 @@ pub mod fault;
 pub mod fork;
 pub mod futex;
 pub mod heap;
+pub mod interface;
 pub mod interrupt;
 mod large;
 pub mod log;

@@ -224,15 +224,18 @@ impl From<CommError> for Exception {
                 };
                 raised("Timeout").missing(missing).hint(hint)
             }
+            CommError::NodeTimeout { ranks, .. } => raised("Timeout").missing(ranks).hint(hint),
+            CommError::AcrossNodes { .. } => raised("Unsupported").hint(ON_ONE_NODE),
             CommError::Poisoned { missing } => raised("Timeout").missing(missing).hint(hint),
             CommError::RanksDisagree { .. } => raised("RanksDisagree")
                 .hint("make the same calls in the same order and with equal arguments on all ranks"),
             CommError::Protocol { .. } => raised("RanksDisagree").hint(hint),
             CommError::SizeDiffers { .. } | CommError::RankTaken { .. } => raised("RanksDisagree"),
             CommError::Environment { .. }
+            | CommError::Discovery(_)
+            | CommError::NoSecret
             | CommError::SocketDir { .. }
             | CommError::OtherNamespace { .. } => raised("BadEnvironment"),
-            CommError::SeveralNodes { .. } => raised("BadEnvironment").hint(ON_ONE_NODE),
             CommError::Busy => {
                 raised("Busy").hint("threads that call at the same time need one communicator each")
             }

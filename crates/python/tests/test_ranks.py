@@ -7,7 +7,9 @@ import gc
 import json
 import multiprocessing
 import os
+import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -250,13 +252,46 @@ def test_torch_ranks_on_several_nodes_are_rejected(monkeypatch: pytest.MonkeyPat
         Communicator.from_torch("group", device="cpu", timeout=3600)
 
 
-def test_launched_ranks_on_several_nodes_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launched_ranks_on_several_nodes_need_an_address_and_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     described = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
     for name, value in {**described, "WHOLEMEM_TIMEOUT": "3600"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(errors.BadEnvironment, match="`LOCAL_WORLD_SIZE` is `2` for 4 ranks.*\nhint: `torchrun --nnodes 1`") as caught:
+    with pytest.raises(errors.BadEnvironment, match="address of rank 0 is not known: set `WHOLEMEM_ADDR`") as caught:
         Communicator.from_env(device="cpu")
-    assert caught.value.code == "several-nodes"
+    assert caught.value.code == "discovery"
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(errors.BadEnvironment, match="need a secret: set `WHOLEMEM_SECRET_FILE`"):
+        Communicator.from_env(device="cpu")
+
+
+def test_ranks_on_several_nodes_share_bytes_and_no_memory(tmp_path: pathlib.Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    program = """
+import wholemem
+with wholemem.Communicator.from_env(device="cpu") as comm:
+    comm.barrier()
+    for share in (lambda: wholemem.WholeTensor.create(comm, (8, 2), "float32"), lambda: comm.mem_alloc(4096)):
+        try:
+            share()
+        except wholemem.errors.Unsupported as error:
+            print(error)
+"""
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "WHOLEMEM_ADDR": address, "WHOLEMEM_RENDEZVOUS": "test"}
+    variables = {**os.environ, **common, "WHOLEMEM_SECRET": "0123456789abcdef", "WHOLEMEM_TIMEOUT": "60"}
+    # Ranks that use different folders for their sockets are on different nodes.
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env={**variables, "RANK": str(rank), "WHOLEMEM_SOCKET_DIR": str(tmp_path / str(rank))},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        output, _ = rank.communicate(timeout=100)
+        assert rank.returncode == 0 and output.count("over 2 nodes") == 2, output
 
 
 def test_wholemem_timeout_sets_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@
 //! | [`driver`] | controls the fake driver of this process: fails a call, counts its resources |
 //! | [`sweep`] | runs a path once per call, with that call failing |
 //! | [`ranks`] | runs a test as several processes, with a watchdog |
+//! | [`cluster`] | runs a test as ranks on several nodes, which are network namespaces, with a watchdog |
 //! | [`forked`] | runs part of a test in a forked child |
 //! | [`stepper`] | traces the system calls of a process, and kills or stops it at the nth |
 //! | [`memory_group`] | a cgroup with a memory limit, or the reason why it cannot be created |
@@ -22,6 +23,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::io::Write;
 
 pub mod census;
+pub mod cluster;
 pub mod conformance;
 pub mod corpus;
 pub mod cuda;
@@ -36,6 +38,7 @@ pub mod stepper;
 pub mod sweep;
 
 pub use census::Census;
+pub use cluster::{Cluster, ClusterRank};
 pub use cuda::FakeCuda;
 pub use deferred::Deferred;
 pub use driver::FakeDriver;
@@ -73,6 +76,16 @@ pub fn skipped(reason: &str) {
     // The message is written with one call, because other tests print concurrently. An error of the write is ignored,
     // because it cannot be reported anywhere else.
     let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Reports that a test was skipped because this machine does not allow something that it needs.
+///
+/// # Panics
+/// If `CI` is `true`: where all tests must run, a skipped test is a failure.
+pub fn skipped_unless_ci(reason: &str) {
+    let is_ci = std::env::var("CI").is_ok_and(|value| value == "true");
+    assert!(!is_ci, "cannot run this test, and `CI` is `true`: {reason}");
+    skipped(reason);
 }
 
 /// Prints a message that belongs to the result of a test.

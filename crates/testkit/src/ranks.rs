@@ -26,15 +26,15 @@ use rustix::event::{PollFd, PollFlags};
 use wholemem_os::pidfd::die_with_parent;
 use wholemem_os::{Deadline, PacketSocket, PidFd};
 
-const TEST: &str = "WHOLEMEM_TEST";
+pub(crate) const TEST: &str = "WHOLEMEM_TEST";
 const RANK: &str = "WHOLEMEM_TEST_RANK";
 const PARENT: &str = "WHOLEMEM_TEST_PARENT";
-const PARAMETER: &str = "WHOLEMEM_TEST_PARAMETER";
+pub(crate) const PARAMETER: &str = "WHOLEMEM_TEST_PARAMETER";
 const IN_NAMESPACE: &str = "WHOLEMEM_TEST_APART";
 const TIMEOUT: &str = "WHOLEMEM_TEST_SECONDS";
 
 /// The last message that a rank sends to the test harness.
-const DONE: &[u8] = b"done";
+pub(crate) const DONE: &[u8] = b"done";
 
 /// The default timeout of a test in seconds. The value is far above the time that any test takes: it detects hangs, not
 /// slowness.

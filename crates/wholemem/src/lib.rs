@@ -233,7 +233,7 @@ pub use wholemem_hal as hal;
 #[doc(no_inline)]
 pub use wholemem_os as os;
 
-pub use wholemem_comm::{Bootstrap, Rank, UniqueId};
+pub use wholemem_comm::{Bootstrap, Network, Rank, UniqueId};
 pub use wholemem_hal::{
     Allocation, Args, Backend, BackendKind, CudaMallocBuffer, Device, DeviceId, Event, EventKind, Function,
     Granule, Graph, HandleKind, HostConfig, KernelImage, LaunchShape, Module, PinnedBuffer, Rights,

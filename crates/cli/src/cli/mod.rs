@@ -1,5 +1,6 @@
 //! The command line: commands, options, defaults and help texts.
 
+mod launch;
 mod store;
 
 use std::ffi::OsString;
@@ -13,6 +14,7 @@ use wholemem_command::peer::PeerRole;
 use wholemem_command::ranks::RankRole;
 use wholemem_command::size::ByteCount;
 
+pub(crate) use self::launch::LaunchArgs;
 pub(crate) use self::store::*;
 
 /// One memory over many GPUs, processes and threads.
@@ -40,6 +42,16 @@ pub(crate) enum Command {
     /// Every rank has the environment variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...) and those that
     /// `Bootstrap::from_env()` reads. Each line that a rank writes is printed with the rank as prefix. Signals are forwarded
     /// to all ranks. If a rank fails, the other ranks are terminated, and its exit code is the exit code of the launcher.
+    ///
+    /// With `--hosts`, the ranks run on several hosts: `wholemem launch --hosts a:4,b:4 -- ./my_program`. The launcher starts
+    /// `wholemem` on each host over ssh, which must not ask for a password, and passes it a new secret of the group. The ranks
+    /// run in the folder of the launcher and have no stdin, and the prefix of their output also has the host. If the launcher
+    /// or a connection ends, the ranks of that connection are terminated.
+    ///
+    /// With `--worker`, one launcher runs on each node, as under Slurm: `srun --ntasks-per-node=1 wholemem launch --worker -n 4
+    /// -- ./my_program`. The group's secret is in the file `WHOLEMEM_SECRET_FILE`, which only its user can access. Under
+    /// Kubernetes, an indexed job sets `WHOLEMEM_ADDR` to the first pod and a port, `WHOLEMEM_SECRET` from a secret, and
+    /// passes `--nodes 2 --node $JOB_COMPLETION_INDEX`.
     Launch(LaunchArgs),
     /// Save, check and export tables as files
     Table(TableArgs),
@@ -80,6 +92,9 @@ pub(crate) enum Command {
     /// Run as one rank of another command (internal)
     #[command(hide = true)]
     Rank(RankArgs),
+    /// Start the ranks of one host for `launch --hosts` (internal)
+    #[command(hide = true)]
+    Agent,
 }
 
 #[derive(Debug, Args)]
@@ -104,19 +119,6 @@ pub(crate) struct ManArgs {
     /// Write the pages of all commands to this folder instead
     #[arg(long, value_name = "DIR", conflicts_with = "command")]
     pub(crate) dir: Option<PathBuf>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct LaunchArgs {
-    /// Number of ranks to start
-    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) ranks: u32,
-    /// Also write the output of each rank to files in this folder: `rank-N.out` and `rank-N.err`
-    #[arg(long, value_name = "DIR")]
-    pub(crate) log_dir: Option<PathBuf>,
-    /// The command that every rank runs, and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]

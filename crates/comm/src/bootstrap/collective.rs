@@ -139,8 +139,8 @@ impl OperationGuard<'_> {
     /// Performs one collective: sends merged votes up the tree of ranks, and the decision of rank 0 down the tree.
     pub(crate) fn converge(&self, own: Vec<u8>, merge: Merge) -> Result<Vec<u8>> {
         let core = &self.bootstrap.core;
-        let (tree, timeout) = (core.tree, self.bootstrap.timeout);
-        let mut machine = Converge::new(tree, timeout, own, merge);
+        let (tree, timeout) = (&core.tree, self.bootstrap.timeout);
+        let mut machine = Converge::new(tree.clone(), timeout, own, merge);
         let mut outputs = machine.start();
         let op = core.state().begun;
         loop {
@@ -232,7 +232,7 @@ impl OperationGuard<'_> {
 
     fn all_to_allv(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
         let core = &self.bootstrap.core;
-        let (tree, timeout) = (core.tree, self.bootstrap.timeout);
+        let (tree, timeout) = (&core.tree, self.bootstrap.timeout);
         let op = core.state().begun;
         let mut received: Vec<Option<Vec<u8>>> = vec![None; parts.len()];
         for (to, part) in (0..tree.size).map(Rank).zip(parts) {
@@ -364,7 +364,7 @@ pub(crate) fn wait_remaining_timeout(error: Error, began: Instant) -> Error {
 
 /// Removes the neighbours' messages for operation `op` from the inbox, and returns them. The caller has checked that
 /// they are of this rank's call.
-fn take_inputs(state: &mut RankState, tree: crate::rank::Tree, op: u64) -> Result<Vec<Input>> {
+fn take_inputs(state: &mut RankState, tree: &crate::topology::Topology, op: u64) -> Result<Vec<Input>> {
     let mut inputs = Vec::new();
     for child in tree.children() {
         if let Some(message) = state.inbox.remove(&(op, FrameKind::Vote, child)) {

@@ -34,8 +34,9 @@ impl Bootstrap {
     ///
     /// # Errors
     /// [`Error::Descriptors`] if a rank could not receive all of them: then no rank gets any, and the group stays
-    /// usable. The errors of a failed group.
+    /// usable. [`Error::AcrossNodes`] if the ranks are on several nodes. The errors of a failed group.
     pub fn all_gather_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>> {
+        self.require_one_node("pass file descriptors")?;
         let guard = self.begin(Operation::AllGatherFds)?;
         let passed = guard.exchange_fds(fds)?;
         guard.next_operation();
@@ -79,7 +80,7 @@ const TABLE_FULL: FdLoss = FdLoss::Here("the limit on open files is too low for 
 impl OperationGuard<'_> {
     fn exchange_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<Result<Vec<Vec<Arc<OwnedFd>>>, FdLoss>> {
         let core = &self.bootstrap.core;
-        let tree = core.tree;
+        let tree = &core.tree;
         let mut gathered = Vec::new();
         let mut lost = None;
         // Reset `fds_lost`, which an earlier failed operation may have left set. No rank sends descriptors before all
@@ -104,7 +105,7 @@ impl OperationGuard<'_> {
         self.next_operation();
         let op = core.state().begun;
         let below = |child: Rank| -> usize {
-            let child = crate::rank::Tree { rank: child, ..tree };
+            let child = tree.at(child);
             (0..tree.size)
                 .map(Rank)
                 .filter(|rank| child.is_below(*rank))
@@ -133,7 +134,7 @@ impl OperationGuard<'_> {
         }
         // Send the gathered descriptors down the tree of ranks.
         for child in tree.children() {
-            let under = crate::rank::Tree { rank: child, ..tree };
+            let under = tree.at(child);
             self.send(op, child, lost, gathered.iter().filter(|tagged| !under.is_below(tagged.src)));
         }
         self.finish(op);
@@ -176,7 +177,7 @@ impl OperationGuard<'_> {
         let core = &self.bootstrap.core;
         let give_up =
             if core.tree.parent() == Some(from) { give_up_on_parent_at } else { give_up_on_child_at };
-        let give_up = give_up(core.tree, self.bootstrap.timeout);
+        let give_up = give_up(&core.tree, self.bootstrap.timeout);
         loop {
             let mut state = self.agreed_state(op)?;
             if state.inbox.remove(&(op, FrameKind::FdsLost, from)).is_some() {

@@ -2,12 +2,21 @@
 //!
 //! The variables of torchrun contain no secret. Its agent listens at `MASTER_PORT`, so the port only identifies the
 //! run here.
+//!
+//! If the launcher's variables show that all ranks are on one node, they join by Unix sockets, and the variables for
+//! several nodes are not read. Otherwise they join over TCP, with what [`Discovery`] reads.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::DEFAULT_TIMEOUT;
+use wholemem_os::interface::InterfaceAddress;
+use wholemem_os::interrupt;
+
+use super::collective::WAIT_SLICE;
+use super::{DEFAULT_TIMEOUT, MAX_TIMEOUT, to_milliseconds};
+use crate::discovery::{Discovery, DiscoveryError};
 use crate::id::{SOCKET_DIR, SocketLocation};
+use crate::network::{DEFAULT_SILENCE, Network};
 use crate::{Bootstrap, Error, Rank, Result, UniqueId};
 
 const ID: &str = "WHOLEMEM_ID";
@@ -15,6 +24,8 @@ const RENDEZVOUS: &str = "WHOLEMEM_RENDEZVOUS";
 const SECRET: &str = "WHOLEMEM_SECRET";
 const SECRET_FILE: &str = "WHOLEMEM_SECRET_FILE";
 const TIMEOUT: &str = "WHOLEMEM_TIMEOUT";
+const NODE_TIMEOUT: &str = "WHOLEMEM_NODE_TIMEOUT";
+const ADDR: &str = "WHOLEMEM_ADDR";
 
 /// The names of the environment variables that a launcher sets.
 #[derive(Debug)]
@@ -79,6 +90,16 @@ struct LaunchEnv {
     rank: Rank,
     size: u32,
     timeout: Duration,
+    /// How to reach the other nodes, if the ranks are on several.
+    nodes: Option<NodesEnv>,
+}
+
+/// The variables for ranks on several nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct NodesEnv {
+    discovery: Discovery,
+    /// The time after which a silent node is given up.
+    silence: Duration,
 }
 
 /// The source of a group's unique id: its text in `WHOLEMEM_ID`, or the variables that identify the run.
@@ -93,13 +114,17 @@ impl Bootstrap {
     ///
     /// | variable | meaning |
     /// |---|---|
-    /// | `WHOLEMEM_ID` | the unique id; if it is set, the next four variables are ignored |
+    /// | `WHOLEMEM_ID` | the unique id; if it is set, the variables of the next two lines are ignored |
     /// | `WHOLEMEM_RENDEZVOUS` | a text that all ranks of this run have in common, and no other run; else `MASTER_ADDR` and `MASTER_PORT`, Slurm's job and step, or Open MPI's job |
     /// | `WHOLEMEM_SECRET`, `WHOLEMEM_SECRET_FILE` | a secret, or the file that contains it; without one, ranks accept every process of their user, on this machine only |
     /// | `WHOLEMEM_SOCKET_DIR` | the directory for sockets |
     /// | `RANK`, `WORLD_SIZE` | as torchrun sets them; else `SLURM_PROCID` and `SLURM_NTASKS`, or `OMPI_COMM_WORLD_RANK` and `_SIZE` |
-    /// | `LOCAL_WORLD_SIZE` | as torchrun sets it: if it is less than `WORLD_SIZE`, the ranks are on several nodes, which is refused; with Slurm `SLURM_STEP_NUM_NODES`, `SLURM_NNODES` or the tasks per node, with Open MPI `OMPI_COMM_WORLD_LOCAL_SIZE` |
+    /// | `LOCAL_WORLD_SIZE` | as torchrun sets it: if it is less than `WORLD_SIZE`, the ranks are on several nodes; with Slurm `SLURM_STEP_NUM_NODES`, `SLURM_NNODES` or the tasks per node, with Open MPI `OMPI_COMM_WORLD_LOCAL_SIZE`. If the launcher sets none of them, the ranks may be on several nodes if `WHOLEMEM_ADDR` is set |
     /// | `WHOLEMEM_TIMEOUT` | seconds to wait for all ranks, and in each operation; the default is 60 |
+    /// | `WHOLEMEM_NODE_TIMEOUT` | seconds after which a node that does not answer is given up; the default is 5 |
+    ///
+    /// Ranks on several nodes join as with [`create_over`](Self::create_over). They need a secret, of at least 16 bytes,
+    /// and the address of rank 0: [`discovery`](crate::discovery) has the variables.
     ///
     /// ```no_run
     /// use wholemem_comm::Bootstrap;
@@ -112,8 +137,8 @@ impl Bootstrap {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Environment`] with the variable that is missing or wrong; [`Error::SeveralNodes`]; the errors of
-    /// [`create`](Self::create).
+    /// [`Error::Environment`] and [`Error::Discovery`] with the variable that is missing or wrong; the errors of
+    /// [`create`](Self::create) and [`create_over`](Self::create_over).
     pub fn from_env() -> Result<Self> {
         Self::join_from_env(None)
     }
@@ -128,19 +153,34 @@ impl Bootstrap {
     }
 
     fn join_from_env(timeout: Option<Duration>) -> Result<Self> {
-        let launch = read(|name| std::env::var(name).ok())?;
+        let interfaces = || Ok(wholemem_os::interface::addresses()?);
+        let launch = read(|name| std::env::var(name).ok(), interfaces)?;
         let timeout = timeout.unwrap_or(launch.timeout);
+        let folder = std::env::var_os(SOCKET_DIR);
+        let folder = folder.as_deref().map(Path::new);
         let id = match launch.id {
             IdSource::Id(id) => id,
             IdSource::Derived { run, secret } => {
-                let location = match std::env::var_os(SOCKET_DIR) {
-                    Some(folder) => SocketLocation::in_directory(Path::new(&folder))?,
+                let location = match folder {
+                    Some(folder) => SocketLocation::in_directory(folder)?,
                     None => SocketLocation::current_namespace()?,
                 };
                 UniqueId::from_text(location, &run, secret.as_deref())
             }
         };
-        let mut bootstrap = Self::create_part(&id, launch.rank, launch.size, timeout, None)?;
+        let mut bootstrap = match launch.nodes {
+            None => Self::create_part(&id, launch.rank, launch.size, timeout, None)?,
+            Some(nodes) => {
+                let began = Instant::now();
+                let timeout = timeout.min(MAX_TIMEOUT);
+                let mut network = nodes.network(launch.rank, began + timeout)?;
+                if let Some(folder) = folder {
+                    network = network.with_socket_dir(folder);
+                }
+                let left = to_milliseconds(timeout.saturating_sub(began.elapsed()));
+                Self::create_part_over(&network, &id, launch.rank, launch.size, left, None)?
+            }
+        };
         bootstrap.timeout = timeout;
         Ok(bootstrap)
     }
@@ -180,8 +220,12 @@ fn local_rank(get: impl Fn(&str) -> Option<String>) -> Result<Option<u32>> {
     set(name).map(|text| parse(name, &text)).transpose()
 }
 
-/// Returns an error if the launcher's variables show that the ranks are on several nodes.
-fn check_one_node(launcher: &Launcher, size: u32, set: &impl Fn(&str) -> Option<String>) -> Result<()> {
+/// Returns true if the ranks are on several nodes, or if only `WHOLEMEM_ADDR` tells that they may be.
+fn are_on_several_nodes(
+    launcher: &Launcher,
+    size: u32,
+    set: &impl Fn(&str) -> Option<String>,
+) -> Result<bool> {
     for variable in launcher.node_counts {
         let (NodeCountVariable::Nodes(name) | NodeCountVariable::Ranks(name)) = *variable;
         let Some(text) = set(name) else { continue };
@@ -191,16 +235,54 @@ fn check_one_node(launcher: &Launcher, size: u32, set: &impl Fn(&str) -> Option<
             NodeCountVariable::Ranks(_) => number >= size,
         };
         // A single rank is on one node, even if its job has several nodes.
-        return if is_one || size <= 1 {
-            Ok(())
-        } else {
-            Err(Error::SeveralNodes { name, value: text, size })
-        };
+        return Ok(!is_one && size > 1);
     }
-    Ok(())
+    Ok(size > 1 && set(ADDR).is_some())
 }
 
-fn read(get: impl Fn(&str) -> Option<String>) -> Result<LaunchEnv> {
+impl NodesEnv {
+    /// Reads the variables. `id` is the unique id, if it is given: it then contains the secret.
+    fn read(
+        set: &impl Fn(&str) -> Option<String>,
+        interfaces: &[InterfaceAddress],
+        run: &str,
+        has_id: bool,
+    ) -> Result<Self> {
+        let get = |name: &str| if has_id && matches!(name, SECRET | SECRET_FILE) { None } else { set(name) };
+        let discovery = Discovery::read(get, interfaces, run)?;
+        Ok(Self { discovery, silence: seconds(set, NODE_TIMEOUT, DEFAULT_SILENCE)? })
+    }
+
+    /// Returns the network of the group. The name of rank 0's host is looked up until the deadline: the name of a pod exists
+    /// only when the pod runs.
+    fn network(&self, rank: Rank, deadline: Instant) -> Result<Network> {
+        let addresses = loop {
+            match self.discovery.root.resolve() {
+                Ok(addresses) => break addresses,
+                Err(error @ DiscoveryError::UnknownHost { .. }) if Instant::now() < deadline => {
+                    if interrupt::is_interrupted() {
+                        return Err(Error::Aborted { by: rank });
+                    }
+                    tracing::debug!(%rank, %error, "looks the host of rank 0 up again");
+                    std::thread::sleep(WAIT_SLICE);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        let (root, local) = self.discovery.select_root(&addresses)?;
+        let network = Network::new(root).with_ports(self.discovery.ports.ports()).with_silence(self.silence);
+        Ok(match local {
+            Some(address) => network.with_interface(address),
+            None => network,
+        })
+    }
+}
+
+/// Reads the variables with `get`. The interfaces of this node are only read if the ranks are on several nodes.
+fn read(
+    get: impl Fn(&str) -> Option<String>,
+    interfaces: impl FnOnce() -> Result<Vec<InterfaceAddress>>,
+) -> Result<LaunchEnv> {
     let set = |name: &str| get(name).filter(|text| !text.is_empty());
     let number = |name: &'static str| match set(name) {
         None => {
@@ -214,20 +296,38 @@ fn read(get: impl Fn(&str) -> Option<String>) -> Result<LaunchEnv> {
         return Err(Error::Environment { name: "RANK", problem });
     };
     let (rank, size) = (number(launcher.rank)?, number(launcher.size)?);
-    check_one_node(launcher, size, &set)?;
+    let is_on_several_nodes = are_on_several_nodes(launcher, size, &set)?;
     let timeout = timeout(&get)?;
-    let id = match set(ID) {
-        Some(text) => IdSource::Id(text.parse()?),
-        None => IdSource::Derived { run: run(&set)?, secret: secret(&set)? },
+    let given: Option<UniqueId> = set(ID).map(|text| text.parse()).transpose()?;
+    let run = match &given {
+        Some(id) => id.public_text(),
+        None => run(&set)?,
     };
-    Ok(LaunchEnv { id, rank: Rank(rank), size, timeout })
+    let nodes = if is_on_several_nodes {
+        Some(NodesEnv::read(&set, &interfaces()?, &run, given.is_some())?)
+    } else {
+        None
+    };
+    let id = match (given, &nodes) {
+        (Some(id), _) => IdSource::Id(id),
+        (None, None) => IdSource::Derived { run, secret: secret(&set)? },
+        (None, Some(nodes)) => {
+            let secret = nodes.discovery.require_secret()?.expose().to_owned();
+            IdSource::Derived { run, secret: Some(secret) }
+        }
+    };
+    Ok(LaunchEnv { id, rank: Rank(rank), size, timeout, nodes })
 }
 
 fn timeout(get: &impl Fn(&str) -> Option<String>) -> Result<Duration> {
-    match get(TIMEOUT).filter(|text| !text.is_empty()).map(|text| text.parse::<f64>()) {
-        None => Ok(DEFAULT_TIMEOUT),
+    seconds(get, TIMEOUT, DEFAULT_TIMEOUT)
+}
+
+fn seconds(get: &impl Fn(&str) -> Option<String>, name: &'static str, default: Duration) -> Result<Duration> {
+    match get(name).filter(|text| !text.is_empty()).map(|text| text.parse::<f64>()) {
+        None => Ok(default),
         Some(Ok(seconds)) if seconds > 0.0 && seconds < 1e9 => Ok(Duration::from_secs_f64(seconds)),
-        Some(_) => Err(Error::Environment { name: TIMEOUT, problem: "is not a number of seconds" }),
+        Some(_) => Err(Error::Environment { name, problem: "is not a number of seconds" }),
     }
 }
 
@@ -260,8 +360,12 @@ mod tests {
     use super::*;
 
     fn read_from(variables: &[(&str, &str)]) -> Result<LaunchEnv> {
-        read(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()))
+        let get =
+            |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+        read(get, || Ok(Vec::new()))
     }
+
+    const SECRET_TEXT: (&str, &str) = ("WHOLEMEM_SECRET", "0123456789abcdef");
 
     fn problem(variables: &[(&str, &str)]) -> &'static str {
         match read_from(variables) {
@@ -292,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_on_several_nodes_are_refused() {
+    fn ranks_on_several_nodes_need_an_address_and_a_secret() {
         let torchrun =
             |local| [("RANK", "0"), ("WORLD_SIZE", "4"), ("MASTER_PORT", "1"), ("LOCAL_WORLD_SIZE", local)];
         let slurm = |name, value| {
@@ -315,9 +419,16 @@ mod tests {
             &slurm("SLURM_STEP_TASKS_PER_NODE", "3,1"),
             &open_mpi("1"),
         ] {
-            let (name, value) = *variables.last().unwrap();
-            let refused = Error::SeveralNodes { name: known(name), value: value.to_owned(), size: 4 };
-            assert_eq!(read_from(variables), Err(refused));
+            let with = |more: &[(&'static str, &'static str)]| read_from(&[variables, more].concat());
+            let address = ("WHOLEMEM_ADDR", "n0:29600");
+            let refused = with(&[]).unwrap_err();
+            assert!(matches!(refused, Error::Discovery(DiscoveryError::NoAddress { .. })), "{refused}");
+            let no_secret = Error::Discovery(DiscoveryError::NoSecret);
+            assert_eq!(with(&[address]), Err(no_secret));
+            let launch = with(&[address, SECRET_TEXT]).unwrap();
+            assert_eq!(launch.nodes.unwrap().discovery.root.to_string(), "n0:29600");
+            let IdSource::Derived { secret, .. } = launch.id else { panic!("no id is given") };
+            assert_eq!(secret.as_deref(), Some(SECRET_TEXT.1));
         }
         let step = [&slurm("SLURM_NNODES", "2")[..], &[("SLURM_STEP_NUM_NODES", "1")]].concat();
         let alone =
@@ -330,18 +441,54 @@ mod tests {
             &step,
             &alone,
         ] {
-            assert!(read_from(variables).is_ok(), "{variables:?}");
+            // An address does not matter on one node, nor does a short secret.
+            let more = [("WHOLEMEM_ADDR", "n0:1"), ("WHOLEMEM_SECRET", "short")];
+            assert_eq!(read_from(&[variables, &more].concat()).unwrap().nodes, None, "{variables:?}");
         }
         assert_eq!(problem(&torchrun("two")), "LOCAL_WORLD_SIZE");
     }
 
-    /// Returns the `&'static str` that equals the name of a launcher's variable.
-    fn known(name: &str) -> &'static str {
-        let mut names = LAUNCHERS.iter().flat_map(|launcher| launcher.node_counts).map(|variable| {
-            let (NodeCountVariable::Nodes(name) | NodeCountVariable::Ranks(name)) = *variable;
-            name
-        });
-        names.find(|known| *known == name).unwrap()
+    #[test]
+    fn an_address_tells_of_several_nodes_if_the_launcher_does_not() {
+        let by_hand = [("RANK", "1"), ("WORLD_SIZE", "2"), ("WHOLEMEM_RENDEZVOUS", "x"), SECRET_TEXT];
+        assert_eq!(read_from(&by_hand).unwrap().nodes, None);
+        let with = |more: &[(&'static str, &'static str)]| read_from(&[&by_hand[..], more].concat());
+        let nodes = with(&[("WHOLEMEM_ADDR", "n0:29600")]).unwrap().nodes.unwrap();
+        assert_eq!(nodes.silence, DEFAULT_SILENCE);
+        let of = |seconds| with(&[("WHOLEMEM_ADDR", "n0:29600"), ("WHOLEMEM_NODE_TIMEOUT", seconds)]);
+        assert_eq!(of("1.5").unwrap().nodes.unwrap().silence, Duration::from_millis(1500));
+        let wrong =
+            Error::Environment { name: "WHOLEMEM_NODE_TIMEOUT", problem: "is not a number of seconds" };
+        assert_eq!(of("0"), Err(wrong));
+    }
+
+    #[test]
+    fn ranks_of_all_nodes_derive_the_same_id_and_port_from_the_run_and_the_secret() {
+        let on = |rank: &'static str, local: &'static str, secret: &'static str| {
+            let torchrun = [("RANK", rank), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", local)];
+            let run = [("MASTER_ADDR", "n0"), ("MASTER_PORT", "29500"), ("WHOLEMEM_SECRET", secret)];
+            let launch = read_from(&[torchrun, run].concat()).unwrap();
+            let IdSource::Derived { run, secret } = launch.id else { panic!("no id is given") };
+            let location = SocketLocation::current_namespace().unwrap();
+            let id = UniqueId::from_text(location, &run, secret.as_deref());
+            (id.to_string(), launch.nodes.unwrap().discovery.root)
+        };
+        let first = on("0", "1", SECRET_TEXT.1);
+        assert_eq!(on("1", "3", SECRET_TEXT.1), first);
+        let other = on("1", "3", "another secret of 16 bytes");
+        assert_ne!(other.0, first.0);
+        assert_eq!(other.1, first.1, "the port does not depend on the secret");
+    }
+
+    #[test]
+    fn a_given_id_has_the_secret_of_ranks_on_several_nodes() {
+        let id = UniqueId::create_private().unwrap();
+        let text = id.to_string();
+        let ranks = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "1")];
+        let more = [("WHOLEMEM_ID", &*text), ("MASTER_ADDR", "n0"), ("WHOLEMEM_SECRET", "short")];
+        let launch = read_from(&[ranks, more].concat()).unwrap();
+        assert_eq!(launch.id, IdSource::Id(id));
+        assert_eq!(launch.nodes.unwrap().discovery.secret, None);
     }
 
     #[test]
@@ -372,8 +519,8 @@ mod tests {
             ("WORLD_SIZE", "1"),
             ("WHOLEMEM_TIMEOUT", "1.5"),
         ]);
-        let expected =
-            LaunchEnv { id: IdSource::Id(id), rank: Rank(0), size: 1, timeout: Duration::from_millis(1500) };
+        let timeout = Duration::from_millis(1500);
+        let expected = LaunchEnv { id: IdSource::Id(id), rank: Rank(0), size: 1, timeout, nodes: None };
         assert_eq!(launch, Ok(expected));
     }
 

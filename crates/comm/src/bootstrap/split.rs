@@ -4,11 +4,14 @@
 //! compute, so no secret is sent. While the members join the split group, they also watch the original group: if one
 //! of them dies, the original group fails, and the error contains its rank there.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 
 use super::OperationGuard;
 use super::collective::wait_remaining_timeout;
 use crate::fault::GroupFault;
+use crate::network::Network;
 use crate::operation::Operation;
 use crate::wire::FieldReader;
 use crate::{Bootstrap, Error, Rank, Result};
@@ -52,6 +55,7 @@ impl Bootstrap {
         let number = self.core.state().begun;
         let votes = guard.all_gather(&vote)?;
         let mut members = Vec::new();
+        let mut colors: BTreeMap<u32, Vec<(u32, Rank)>> = BTreeMap::new();
         for (rank, vote) in (0..self.size()).map(Rank).zip(&votes) {
             let malformed = |_| Error::Protocol { rank, what: "its color and key are malformed" };
             let mut reader = FieldReader(vote);
@@ -63,10 +67,18 @@ impl Bootstrap {
                 1 => Some(its_color),
                 _ => return Err(Error::Protocol { rank, what: "its color and key are malformed" }),
             };
+            if let Some(its_color) = its_color {
+                colors.entry(its_color).or_default().push((its_key, rank));
+            }
             if its_color.is_some() && its_color == color {
                 members.push((its_key, rank));
             }
         }
+        if self.core.tree.map().is_some() {
+            let parts: Vec<_> = colors.keys().map(|color| self.core.id.split_id(number, *color)).collect();
+            self.core.set_parts(&parts);
+        }
+        let network = self.network_of_part(guard, color, &mut colors)?;
         let Some(color) = color else { return Ok(None) };
         members.sort_unstable();
         let new_rank = (0..).map(Rank).zip(&members).find(|(_, (_, rank))| *rank == self.rank());
@@ -79,7 +91,12 @@ impl Bootstrap {
         // the new group already, and wait for this rank in its next operation. That operation began later, so its
         // timeout expires after this rank has reported which rank is missing.
         let timeout = self.timeout.saturating_sub(guard.began.elapsed());
-        match Self::create_part(&id, new_rank, size, timeout, Some(Arc::clone(&self.core))) {
+        let split_from = Some(Arc::clone(&self.core));
+        let part = match &network {
+            None => Self::create_part(&id, new_rank, size, timeout, split_from),
+            Some(network) => Self::create_part_over(network, &id, new_rank, size, timeout, split_from),
+        };
+        match part {
             Ok(mut part) => {
                 part.timeout = self.timeout;
                 Ok(Some(part))
@@ -113,6 +130,42 @@ impl Bootstrap {
         }
     }
 
+    /// Returns how the ranks of this rank's color reach each other, if they are on several nodes. If a color is on several
+    /// nodes, its first rank listens at a new address, and all ranks exchange these addresses.
+    fn network_of_part(
+        &self,
+        guard: &OperationGuard<'_>,
+        color: Option<u32>,
+        colors: &mut BTreeMap<u32, Vec<(u32, Rank)>>,
+    ) -> Result<Option<Network>> {
+        let tree = &self.core.tree;
+        colors.values_mut().for_each(|members| members.sort_unstable());
+        colors.retain(|_, members| {
+            members.iter().any(|(_, rank)| tree.node_of(*rank) != tree.node_of(members[0].1))
+        });
+        let (Some(network), Some(map)) = (&self.network, tree.map().filter(|_| !colors.is_empty())) else {
+            return Ok(None);
+        };
+        let first = color.and_then(|color| colors.get(&color)).map(|members| members[0].1);
+        let listener = if first == Some(self.rank()) { Some(network.listen()) } else { None };
+        let port = match &listener {
+            Some(Ok(listener)) => listener.local_addr().map_or(0, |address| address.port()),
+            // Port 0 informs the other ranks that this rank cannot listen.
+            Some(Err(_)) | None => 0,
+        };
+        guard.next_operation();
+        let ports = guard.all_gather(&port.to_le_bytes())?;
+        let (Some(first), listener) = (first, listener.transpose()?) else { return Ok(None) };
+        let what = "it cannot listen for ranks of other nodes";
+        let port =
+            ports.get(first.index()).and_then(|port| port[..].try_into().ok()).map_or(0, u16::from_le_bytes);
+        if port == 0 {
+            return Err(Error::Protocol { rank: first, what });
+        }
+        let ip = map.nodes()[map.node_of(first) as usize].address.ip();
+        Ok(Some(network.rooted_at(SocketAddr::new(ip, port), listener)))
+    }
+
     /// Waits until the original group fails, or the timeout of the split expires. A member that leaves the new group
     /// because the original group failed looks like a dead member, and this rank may not have received the failure yet.
     fn wait_for_failure(&self, guard: &OperationGuard<'_>) {
@@ -127,8 +180,8 @@ impl Bootstrap {
         }
     }
 
-    /// Splits the group by node. Ranks are on the same node if they have the same value of `WHOLEMEM_NODE_ID`, or if it
-    /// is not set on either of them.
+    /// Splits the group by node. Ranks are on the same node if they can pass each other descriptors, and have the same
+    /// value of `WHOLEMEM_NODE_ID`, or if it is not set on either of them.
     ///
     /// # Errors
     /// As [`split`](Self::split).
@@ -145,9 +198,9 @@ impl Bootstrap {
         let guard = self.begin(Operation::SplitByNode)?;
         let names = guard.all_gather(name.as_bytes())?;
         guard.next_operation();
-        // The machine is not compared: all ranks of a group are on one machine, since they have exchanged file
-        // descriptors.
-        let color = (0..).zip(&names).find(|(_, other)| *other == name.as_bytes()).map(|(color, _)| color);
+        let is_same =
+            |rank: u32, other: &[u8]| other == name.as_bytes() && self.core.tree.is_here(Rank(rank));
+        let color = (0..).zip(&names).find(|(rank, other)| is_same(*rank, other)).map(|(color, _)| color);
         match self.split_in(&guard, color, self.rank().0)? {
             Some(part) => Ok(part),
             None => Err(Error::Protocol { rank: self.rank(), what: "its node is missing in the result" }),

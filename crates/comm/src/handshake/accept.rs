@@ -34,6 +34,8 @@ const MAX_RECEIVED: usize = 256;
 pub(crate) struct Acceptor {
     listener: PacketListener,
     tree: Tree,
+    /// True if every other rank may join, and not only the children of this rank in the tree.
+    accepts_any: bool,
     key: GroupKey,
     /// If the group has no secret: the only user whose connections are accepted.
     only_user: Option<u32>,
@@ -72,7 +74,12 @@ impl Acceptor {
     pub(crate) fn new(listener: PacketListener, tree: Tree, key: GroupKey, has_secret: bool) -> Self {
         let our_user = rustix::process::geteuid().as_raw();
         let only_user = (!has_secret).then_some(our_user);
-        Self { listener, tree, key, only_user, our_user, pending: Vec::new() }
+        Self { listener, tree, accepts_any: false, key, only_user, our_user, pending: Vec::new() }
+    }
+
+    /// Accepts every other rank of the group, and not only the children of this rank in the tree.
+    pub(crate) fn of_any_rank(self) -> Self {
+        Self { accepts_any: true, ..self }
     }
 
     /// Returns the listening socket and the sockets of all pending peers, which the caller polls for reading.
@@ -210,7 +217,7 @@ impl Acceptor {
                 let rank = transcript.claim.rank;
                 if !transcript.verify(&self.key, Role::Child, proof)
                     || transcript.claim.size != self.tree.size
-                    || !self.tree.children().any(|child| child == rank)
+                    || !self.may_join(rank)
                 {
                     return PeerOutcome::Close;
                 }
@@ -235,6 +242,19 @@ impl Acceptor {
                 _ => PeerOutcome::Close,
             },
             _ => PeerOutcome::Close,
+        }
+    }
+
+    /// Returns true if a peer is admitted and has not completed its handshake.
+    pub(crate) fn has_admitted(&self) -> bool {
+        self.pending.iter().any(|peer| !peer.is_unauthenticated())
+    }
+
+    fn may_join(&self, rank: Rank) -> bool {
+        if self.accepts_any {
+            rank.0 < self.tree.size && rank != self.tree.rank
+        } else {
+            self.tree.children().any(|child| child == rank)
         }
     }
 

@@ -27,6 +27,8 @@ pub(crate) struct Connector {
     tree: Tree,
     key: GroupKey,
     only_user: Option<u32>,
+    /// True if any rank may be the parent: `parent` is the one that has proved that it knows the secret.
+    any_parent: bool,
     /// True if this rank joins in the position of a dead rank, whose death the parent may not have detected yet.
     for_dead_rank: bool,
     delay: Duration,
@@ -52,7 +54,24 @@ impl Connector {
         let only_user = (!has_secret).then(|| rustix::process::geteuid().as_raw());
         let state = ConnectState::Waiting { retry_at: Instant::now() };
         let (for_dead_rank, refused) = (false, false);
-        Self { address, parent, tree, key, only_user, for_dead_rank, delay: RETRY_DELAY.0, refused, state }
+        let any_parent = false;
+        Self {
+            address,
+            parent,
+            tree,
+            key,
+            only_user,
+            any_parent,
+            for_dead_rank,
+            delay: RETRY_DELAY.0,
+            refused,
+            state,
+        }
+    }
+
+    /// Makes this connector join any rank that listens at the address.
+    pub(crate) fn with_any_parent(self) -> Self {
+        Self { any_parent: true, ..self }
     }
 
     /// Makes this connector join in the position of a dead rank: it retries as long as the parent still has the dead
@@ -140,10 +159,12 @@ impl Connector {
             parent_nonce: challenge.nonce,
         };
         // Another process than the parent listens at the address. The rank retries, since the parent may start later.
-        if challenge.parent != self.parent || !transcript.verify(&self.key, Role::Parent, challenge.proof) {
+        let is_parent = self.any_parent || challenge.parent == self.parent;
+        if !is_parent || !transcript.verify(&self.key, Role::Parent, challenge.proof) {
             self.retry_later();
             return Ok(());
         }
+        self.parent = challenge.parent;
         if challenge.size != self.tree.size {
             return Err(Error::SizeDiffers {
                 rank: self.tree.rank,

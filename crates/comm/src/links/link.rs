@@ -6,12 +6,13 @@
 //! many batches do not deadlock. So are messages that the group has failed.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wholemem_os::{Deadline, Error as OsError, PacketSocket};
 
 use crate::Rank;
+use crate::links::StreamSocket;
 use crate::wire::frame::FrameHeader;
 
 /// One frame (a packet between ranks), with the file descriptors that it carries.
@@ -41,8 +42,83 @@ impl From<Vec<u8>> for FramePacket {
 #[derive(Debug)]
 pub(crate) struct RankLink {
     pub(crate) peer: Rank,
-    pub(crate) socket: PacketSocket,
+    pub(crate) socket: LinkSocket,
     send_queue: Mutex<SendQueue>,
+}
+
+/// The socket of a link: a packet socket to a rank of this node, or a TCP connection to a rank of another node.
+#[derive(Debug)]
+pub(crate) enum LinkSocket {
+    Packet(PacketSocket),
+    Stream(Box<StreamSocket>),
+}
+
+impl From<PacketSocket> for LinkSocket {
+    fn from(socket: PacketSocket) -> Self {
+        Self::Packet(socket)
+    }
+}
+
+impl AsFd for LinkSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Packet(socket) => socket.as_fd(),
+            Self::Stream(socket) => socket.stream().as_fd(),
+        }
+    }
+}
+
+impl LinkSocket {
+    /// Sends a packet without waiting.
+    ///
+    /// # Errors
+    /// [`OsError::TimedOut`] if the socket is full.
+    fn send(&self, packet: &FramePacket) -> wholemem_os::Result<()> {
+        match self {
+            Self::Packet(socket) => {
+                let fds: Vec<_> = packet.fds.iter().map(|fd| fd.as_fd()).collect();
+                socket.send(&packet.bytes, &fds, Deadline::NOW)
+            }
+            // Operations with descriptors are refused over several nodes, so the packet has none.
+            Self::Stream(socket) => socket.send(&packet.bytes),
+        }
+    }
+
+    /// Sends the rest of a packet that the socket has accepted in part.
+    fn flush(&self) -> wholemem_os::Result<()> {
+        match self {
+            Self::Packet(_) => Ok(()),
+            Self::Stream(socket) => socket.flush(),
+        }
+    }
+
+    /// Receives a packet without waiting, with at most `max_fds` descriptors.
+    ///
+    /// # Errors
+    /// [`OsError::TimedOut`] if there is none.
+    pub(crate) fn recv_with_fds(
+        &self,
+        buffer: &mut [u8],
+        max_fds: usize,
+    ) -> wholemem_os::Result<(usize, Vec<OwnedFd>)> {
+        match self {
+            Self::Packet(socket) => socket.recv_with_fds(buffer, max_fds, Deadline::NOW),
+            Self::Stream(socket) => socket.recv(buffer).map(|len| (len, Vec::new())),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn recv(&self, buffer: &mut [u8], _: Deadline) -> wholemem_os::Result<usize> {
+        self.recv_with_fds(buffer, 0).map(|(len, _)| len)
+    }
+
+    /// Returns the TCP connection of a link between nodes.
+    pub(crate) fn stream(&self) -> Option<&StreamSocket> {
+        match self {
+            Self::Packet(_) => None,
+            Self::Stream(socket) => Some(socket),
+        }
+    }
 }
 
 /// The queues of packets to send to one rank.
@@ -69,8 +145,8 @@ pub(crate) enum SendStatus {
 }
 
 impl RankLink {
-    pub(crate) fn new(peer: Rank, socket: PacketSocket) -> Self {
-        Self { peer, socket, send_queue: Mutex::default() }
+    pub(crate) fn new(peer: Rank, socket: impl Into<LinkSocket>) -> Self {
+        Self { peer, socket: socket.into(), send_queue: Mutex::default() }
     }
 
     fn send_queue(&self) -> MutexGuard<'_, SendQueue> {
@@ -105,11 +181,19 @@ impl RankLink {
 }
 
 impl SendQueue {
-    fn flush(&mut self, socket: &PacketSocket) -> SendStatus {
+    fn flush(&mut self, socket: &LinkSocket) -> SendStatus {
+        match socket.flush() {
+            Ok(()) => {}
+            Err(OsError::TimedOut) => return SendStatus::SocketFull,
+            Err(_) => self.closed = true,
+        }
         loop {
             let (queue, ordinary) =
                 if self.urgent.is_empty() { (&mut self.ordinary, true) } else { (&mut self.urgent, false) };
-            let Some(packet) = queue.front() else { return SendStatus::Done };
+            let Some(packet) = queue.front() else {
+                let is_sent = self.closed || socket.flush() != Err(OsError::TimedOut);
+                return if is_sent { SendStatus::Done } else { SendStatus::SocketFull };
+            };
             if self.closed {
                 queue.clear();
                 continue;
@@ -118,8 +202,7 @@ impl SendQueue {
             if batch && self.in_flight {
                 return SendStatus::AwaitingAck;
             }
-            let fds: Vec<_> = packet.fds.iter().map(|fd| fd.as_fd()).collect();
-            match socket.send(&packet.bytes, &fds, Deadline::NOW) {
+            match socket.send(packet) {
                 Ok(()) => {
                     self.in_flight |= batch && ordinary;
                     queue.pop_front();

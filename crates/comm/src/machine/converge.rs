@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use super::{give_up_at, give_up_on_decision_at};
 use crate::Rank;
-use crate::rank::Tree;
+use crate::topology::Topology;
 
 /// The shortest and the longest interval between a waiting rank's reports to its parent of which ranks are missing
 /// below it.
@@ -59,7 +59,7 @@ pub(crate) type Merge = fn(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> 
 /// The state of one collective operation on one rank.
 #[derive(Debug)]
 pub(crate) struct Converge {
-    tree: Tree,
+    tree: Topology,
     give_up: Duration,
     give_up_on_decision: Duration,
     report_every: Duration,
@@ -72,11 +72,12 @@ pub(crate) struct Converge {
 }
 
 impl Converge {
-    pub(crate) fn new(tree: Tree, timeout: Duration, own: Vec<u8>, merge: Merge) -> Self {
+    pub(crate) fn new(tree: impl Into<Topology>, timeout: Duration, own: Vec<u8>, merge: Merge) -> Self {
+        let tree = tree.into();
         let report_every = (timeout / 8).clamp(REPORT.0, REPORT.1);
         Self {
+            give_up: give_up_at(&tree, timeout),
             tree,
-            give_up: give_up_at(tree, timeout),
             give_up_on_decision: give_up_on_decision_at(timeout),
             report_every,
             next_report: report_every,
@@ -164,6 +165,7 @@ impl Converge {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rank::Tree;
 
     const TIMEOUT: Duration = Duration::from_secs(4);
     const RUNS: Input = Input::Tick { parent_runs: true };
@@ -226,7 +228,7 @@ mod tests {
     fn a_rank_whose_parent_is_stalled_names_the_parent() {
         let mut leaf = converge(2, 3);
         leaf.start();
-        let give_up = give_up_at(leaf.tree, TIMEOUT);
+        let give_up = give_up_at(&leaf.tree, TIMEOUT);
         assert_eq!(leaf.step(give_up, RUNS), [], "the parent may still send the decision");
         assert_eq!(leaf.step(give_up, STALLED), [Output::Failed(vec![Rank(0)])]);
         let mut leaf = converge(2, 3);

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use crate::fault::{GroupFault, NumberedCall};
 use crate::operation::Operation;
-use crate::rank::Tree;
+use crate::topology::Topology;
 use crate::{Error, Rank};
 
 /// The failure of a group and the ranks that have left the group, as known to one rank.
 #[derive(Debug)]
 pub(crate) struct GroupState {
-    tree: Tree,
+    tree: Topology,
     fault: Option<GroupFault>,
     /// The last call of this rank, or the call with which it would have taken part in the operation in which ranks
     /// disagreed.
@@ -28,8 +28,8 @@ pub(crate) struct GroupState {
 }
 
 impl GroupState {
-    pub(crate) fn new(tree: Tree) -> Self {
-        Self { tree, fault: None, call: None, left: BTreeMap::new(), is_closed: false }
+    pub(crate) fn new(tree: impl Into<Topology>) -> Self {
+        Self { tree: tree.into(), fault: None, call: None, left: BTreeMap::new(), is_closed: false }
     }
 
     /// Records the call that this rank makes as operation `op`.
@@ -130,6 +130,7 @@ impl GroupState {
 mod tests {
     use super::*;
     use crate::fault::Disagreement;
+    use crate::rank::Tree;
 
     #[test]
     fn the_first_fault_is_stored_and_sent_once() {

@@ -31,7 +31,12 @@ impl StallDetector {
     }
 
     pub(crate) fn is_stalled(&self) -> bool {
-        self.stalled_for > STALLED_AFTER
+        self.is_stalled_for(STALLED_AFTER)
+    }
+
+    /// Returns true if the heartbeat counter has not changed for longer than `limit`.
+    pub(crate) fn is_stalled_for(&self, limit: Duration) -> bool {
+        self.stalled_for > limit
     }
 }
 

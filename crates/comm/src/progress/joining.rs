@@ -87,7 +87,7 @@ impl Joining {
         self.target = target;
         self.connectors.clear();
         let Some((position, above)) = target else { return };
-        let (id, tree) = (&core.id, Tree { rank: position, ..core.tree });
+        let (id, tree) = (&core.id, core.tree.position(position));
         for address in [id.address(above), id.successor_address(above)] {
             let connector = Connector::new(address, above, tree, id.key(), id.has_secret());
             self.connectors.push(if position == core.tree.rank {
@@ -226,7 +226,7 @@ impl ProgressThread {
             // Binding fails if another neighbour of the dead rank has taken the position: one of the two then joins the
             // other. The socket file of a successor that has died is replaced.
             let Ok(listener) = PacketListener::bind(&id.successor_address(position)) else { continue };
-            let tree = Tree { rank: position, ..self.core.tree };
+            let tree = self.core.tree.position(position);
             self.joining.acceptors.push(Acceptor::new(listener, tree, id.key(), id.has_secret()));
             self.joining.positions.insert(position);
             self.protocol(Input::PositionTaken(position));

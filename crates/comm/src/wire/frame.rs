@@ -76,6 +76,12 @@ kinds! {
     LinkAccepted = 14,
     /// Declines an offered direct link.
     LinkDeclined = 15,
+    /// Reports to the root which ranks of a node have joined or died.
+    NodeReport = 16,
+    /// Tells the ranks of a node whether the group of several nodes is complete, or why joining failed.
+    NodeDecision = 17,
+    /// Shows a rank of another node that this rank runs.
+    Heartbeat = 18,
 }
 
 impl FrameKind {
@@ -207,6 +213,10 @@ pub(crate) fn encode_fault(fault: Option<&GroupFault>) -> Vec<u8> {
         Some(GroupFault::Missing(ranks)) => (3, &ranks[..]),
         Some(GroupFault::ProtocolViolation(rank)) => (4, std::slice::from_ref(rank)),
         Some(GroupFault::RanksDisagree(disagreement)) => return encode_disagreement(disagreement),
+        Some(GroupFault::NodeSilent { node, ranks, milliseconds }) => {
+            let numbers = [node.to_le_bytes(), milliseconds.to_le_bytes()].concat();
+            return [vec![NODE_SILENT], numbers, encode_ranks(ranks)].concat();
+        }
     };
     [vec![code], encode_ranks(ranks)].concat()
 }
@@ -216,6 +226,11 @@ pub(crate) fn decode_fault(bytes: &[u8]) -> Result<Option<GroupFault>, Malformed
     let code = reader.u8()?;
     if code == DISAGREEMENT {
         return decode_disagreement(reader).map(GroupFault::RanksDisagree).map(Some);
+    }
+    if code == NODE_SILENT {
+        let (node, milliseconds) = (reader.u32()?, reader.u32()?);
+        let ranks = decode_ranks(reader.0)?;
+        return Ok(Some(GroupFault::NodeSilent { node, ranks, milliseconds }));
     }
     let ranks = decode_ranks(reader.0)?;
     match (code, &ranks[..]) {
@@ -230,6 +245,9 @@ pub(crate) fn decode_fault(bytes: &[u8]) -> Result<Option<GroupFault>, Malformed
 
 /// The code of the fault that two ranks made different calls.
 const DISAGREEMENT: u8 = 5;
+
+/// The code of the fault that a node does not answer.
+const NODE_SILENT: u8 = 6;
 
 /// Encodes the operation number and the two calls, each as its rank, operation and argument.
 fn encode_disagreement(disagreement: &Disagreement) -> Vec<u8> {
@@ -312,6 +330,7 @@ mod tests {
             Some(GroupFault::Missing(vec![Rank(3), Rank(4)])),
             Some(GroupFault::ProtocolViolation(Rank(5))),
             Some(GroupFault::RanksDisagree(disagreement())),
+            Some(GroupFault::NodeSilent { node: 2, ranks: vec![Rank(4), Rank(5)], milliseconds: 1500 }),
         ] {
             assert_eq!(decode_fault(&encode_fault(fault.as_ref())), Ok(fault));
         }

@@ -5,6 +5,8 @@
 
 pub(crate) mod frame;
 pub(crate) mod handshake;
+pub(crate) mod nodes;
+pub(crate) mod session;
 
 /// The reason why a message is malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -437,7 +437,8 @@ class Communicator:
     def from_env(cls, *, device: Any = None, timeout: Optional[float] = None) -> Communicator:
         """Joins the group for which a launcher started this process: ``wholemem launch``, torchrun, srun or mpirun.
 
-        All ranks must be on one node.
+        Ranks on several nodes join over TCP, with a secret and the address of rank 0. Tables, windows and collectives on arrays need one
+        node.
 
         Args:
             device: ``cpu``, ``cuda`` or ``cuda:1``. Without a number, it is the launcher's local rank (``LOCAL_RANK``), else the
@@ -448,7 +449,7 @@ class Communicator:
             The communicator of this rank.
 
         Raises:
-            wholemem.errors.BadEnvironment: The launcher's variables are missing or invalid, or the ranks are on several nodes.
+            wholemem.errors.BadEnvironment: The launcher's variables are missing or invalid, or ranks on several nodes have no secret or no address.
             wholemem.errors.Timeout: A rank did not join in time.
             wholemem.errors.WrongDevice: The device does not exist.
         """

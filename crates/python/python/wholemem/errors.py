@@ -238,8 +238,8 @@ class BadIndex(Error, IndexError):
 
 
 class BadEnvironment(Error, RuntimeError):
-    """An environment variable is missing or invalid, the directory for sockets cannot be used, or the ranks are not on one
-    node."""
+    """An environment variable is missing or invalid, the directory for sockets cannot be used, or ranks on several nodes lack a
+    secret or an address."""
 
 
 class BadFile(Error, OSError):

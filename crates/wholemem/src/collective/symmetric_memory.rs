@@ -63,9 +63,10 @@ impl SymmetricMemory {
     ///
     /// # Errors
     /// [`Error::RanksDisagree`]; [`Error::NotResident`] if the kernels of the ranks that share a device cannot be resident at once;
-    /// [`Error::NoWindowSpace`], [`Error::Environment`], [`Error::OnRank`], [`Error::Comm`].
+    /// [`Error::NoWindowSpace`], [`Error::Environment`], [`Error::OnRank`], [`Error::Comm`], also if the ranks are on several nodes.
     pub fn create(group: &Communicator, spec: &SymmetricSpec) -> Result<Self> {
         let comm = group.bootstrap();
+        comm.require_one_node("create symmetric memory")?;
         let kind = group.device().backend().kind();
         let measured = Tuning::measured(kind, group.size());
         let overridden = spec.with_environment(measured, |name| std::env::var(name).ok());

@@ -4,6 +4,7 @@
 //! neighbours detect the death a little later, as by its liveness page. A stopped rank processes no events. One rank
 //! at a time listens at an address: the rank itself, or its successor.
 
+mod nodes;
 mod tests;
 
 use std::cmp::Reverse;

@@ -8,7 +8,7 @@ use crate::Rank;
 use crate::fault::GroupFault;
 
 /// Runs `case` with many seeds, and prints the first seed with which it fails.
-fn for_seeds(cases: u64, case: impl Fn(u64) + std::panic::RefUnwindSafe) {
+pub(super) fn for_seeds(cases: u64, case: impl Fn(u64) + std::panic::RefUnwindSafe) {
     let fresh = || std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
     let given = std::env::var("WHOLEMEM_SEED").ok().and_then(|text| text.parse().ok());
     let many = if std::env::var_os("WHOLEMEM_EXHAUSTIVE").is_some() { 20 } else { 1 };

@@ -23,7 +23,8 @@ impl WholeMemory {
     /// # Errors
     /// [`Error::RanksDisagree`](crate::Error::RanksDisagree); [`Error::OnRank`](crate::Error::OnRank) if a rank fails, for example for lack of
     /// memory; the errors of an invalid specification;
-    /// [`Error::NoCommonAddress`](crate::Error::NoCommonAddress); [`Error::Comm`](crate::Error::Comm) if a rank is lost.
+    /// [`Error::NoCommonAddress`](crate::Error::NoCommonAddress); [`Error::Comm`](crate::Error::Comm) if a rank is lost, or
+    /// if the ranks are on several nodes.
     /// The error is the same on all ranks, and nothing stays allocated.
     pub fn create(group: &Communicator, spec: &MemorySpec) -> Result<Self> {
         Self::create_if(group, Ok(spec.clone()), &[])
@@ -33,6 +34,7 @@ impl WholeMemory {
     /// received the error. `content` describes the type of the memory's content, and must also be equal on all ranks.
     pub(crate) fn create_if(group: &Communicator, spec: Result<MemorySpec>, content: &[u64]) -> Result<Self> {
         let comm = group.bootstrap();
+        comm.require_one_node("create a table")?;
         let exchanged = exchange_spec(group, &spec, content);
         let (plan, number) = spec.and_then(|spec| {
             let (granularity, number) = exchanged?;
