@@ -179,7 +179,8 @@ def torch_rank(args):
 
 @contextlib.contextmanager
 def mps():
-    """Starts a private CUDA MPS server for ranks that share the GPU, unless one is configured already."""
+    """Runs a private CUDA MPS server for ranks that share the GPU while the ``with`` block runs, unless one is configured in the
+    environment."""
     if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         yield
         return

@@ -117,7 +117,7 @@ class Wholemem:
         return json.loads(line)
 
     def ready(self):
-        """Waits until the benchmark of wholemem reports that it is ready for the next round."""
+        """Waits until the child process that runs wholemem's store benchmark reports that it is ready for the next round."""
         if self.read() != "ready":
             sys.exit("wholemem is not ready for its turn")
 

@@ -52,7 +52,8 @@ BATCH_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 
 
 def on_cores(first, count=1):
-    """Returns the command prefix that pins a process to ``count`` of the available cores; successive runs use different cores."""
+    """Returns the command prefix (``taskset``) that pins a process to ``count`` of the available cores, from core number ``first``
+    on, which wraps around. Callers that pass another ``first`` in each run use other cores in each run."""
     cores = sorted(os.sched_getaffinity(0))
     taken = {cores[(first + number) % len(cores)] for number in range(count)}
     return ["taskset", "-c", ",".join(map(str, sorted(taken)))]
@@ -233,8 +234,8 @@ def graph_gathers(args, table, rows, calls, given):
 
 
 def gather_plan(args):
-    """Returns the gather cases: name, bytes, calls, whether the caller passes the output, and the function that measures the
-    case."""
+    """Returns the gather cases: name, gathered bytes per call, calls per round, whether the caller passes the output, and the
+    function that measures the case."""
     plan = [("gather", 64 << 20, calls, True, gathers) for calls in (1, 20)]
     plan.append(("gather by the native call", 64 << 20, 1, True, native_gathers))
     if args.device == "cuda":
@@ -279,7 +280,8 @@ def gather_cases(args):
 
 
 def started(args, part, env=(), before=()):
-    """Starts a process that measures a part of torch's cases and prints the result."""
+    """Starts a process that measures some of the calls of wholemem from torch (``part``: gathers, or one rank of the all-reduces)
+    and prints the results."""
     command = [sys.executable, __file__, "--part", part, "--program", args.program, "--device", args.device]
     command += ["--rounds", str(args.rounds), "--table", str(args.table)]
     return subprocess.Popen([*before, *command], env=os.environ | dict(env), stdout=subprocess.PIPE, text=True)
@@ -293,7 +295,7 @@ def finished(processes):
         for process in processes:
             process.kill()
     if any(process.returncode != 0 for process in processes):
-        sys.exit("a process of torch's failed")
+        sys.exit("a process that measures calls from torch failed")
     return [lines.splitlines()[-1] if lines else "" for lines in results]
 
 

@@ -123,7 +123,10 @@ fn refuse_without_rust() -> Result<()> {
     let output =
         format!("{}{}", String::from_utf8_lossy(&result.stdout), String::from_utf8_lossy(&result.stderr));
     print!("{output}");
-    ensure!(!result.status.success(), "pip built the package without Rust");
+    ensure!(
+        !result.status.success(),
+        "pip installed the source package although Rust is not installed; it should have failed"
+    );
     let lines: Vec<_> = output.lines().filter(|line| line.contains("install Rust")).collect();
     ensure!(
         lines.len() == 1,

@@ -1,5 +1,5 @@
-//! `wholemem bench share` and `hand`: measures sending memory to a waiting process, which maps it and reads its first and last
-//! byte.
+//! `wholemem bench share` and `wholemem bench hand` measure sending memory to a waiting process, which maps it and reads its
+//! first and last byte. `share` includes the creation and the first export of the memory; `hand` does not.
 //!
 //! ```text
 //!   this process                                 receiver
@@ -38,7 +38,8 @@ use crate::args::SweepArgs;
 /// A request to the receiver, the second process of `bench share`.
 #[derive(Debug, Serialize, Deserialize)]
 enum ReceiverRequest {
-    /// Requests the receiver to wait for memory, and to receive it with this implementation.
+    /// Requests the receiver to wait for the file descriptor of shared memory, and to import and map the memory with this
+    /// implementation (wholemem or raw calls).
     Receive(Implementation),
     /// Requests the receiver to read the first and the last byte again, and to unmap the memory.
     ReadAgain,

@@ -62,7 +62,7 @@ fn len_of(count: u64, element_len: usize) -> Result<usize> {
 /// result is written to the output of every rank. Collective: `count`, `dtype` and `op` are equal on all ranks.
 ///
 /// The result is bitwise the same on every rank. `input` and `output` are the same address, or do not overlap; they must stay valid until
-/// the work has run. Memory in a window at the same offset on all ranks is used in place; it must be so on all ranks or on none. Other
+/// the work has run. Memory in a window at the same offset on all ranks is used directly; it must be so on all ranks or on none. Other
 /// memory is staged. Errors of the work, such as `WM_ERROR_TIMEOUT`, are returned by `wm_symmetric_memory_check` or the next call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wm_all_reduce(

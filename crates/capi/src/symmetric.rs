@@ -232,8 +232,8 @@ pub unsafe extern "C" fn wm_window_create_on_host(
     unsafe { create_window(symmetric, window, work) }
 }
 
-/// Registers `len` bytes of existing memory of this rank as a window, so that calls on it are in place. Collective; the lengths of ranks
-/// may differ, and may be 0.
+/// Registers `len` bytes of existing memory of this rank as a window, so that calls can access it directly, without a staging copy.
+/// Collective; the lengths of ranks may differ, and may be 0.
 ///
 /// The memory stays where it is. It is from `cudaMalloc`, virtual memory that can be shared as file descriptors, or, on the host, memory
 /// of a table or of a window. It must stay valid until every rank has freed its window and its work has run: call

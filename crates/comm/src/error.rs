@@ -84,7 +84,7 @@ pub enum Error {
         /// The call of this rank, with the arguments that must be equal on all ranks. If this rank has not made its call, the
         /// text is `nothing`, followed by another rank and its call.
         here: String,
-        /// The call of the other rank.
+        /// The call of `rank`, with the arguments that must be equal on all ranks.
         there: String,
     },
 

@@ -222,7 +222,8 @@ fn the_secret_is_never_sent_and_a_replayed_handshake_is_refused() {
     assert!(contains(b"wmh1\x03"), "the handshake is recorded");
     assert!(!contains(&raw), "the secret was sent");
     assert!(!contains(secret.as_bytes()), "the secret was sent as text");
-    // The recorded claim and response of a handshake are replayed to a new socket of the same group.
+    // An attacker replays the recorded claim and response of a handshake to a new socket of the same group, and is
+    // refused, because the challenge differs.
     let packet = |len: usize, prefix: &[u8]| recorded.windows(len).find(|window| window.starts_with(prefix));
     let response = packet(37, b"wmh1\x03").expect("recorded").to_vec();
     let claimed = packet(29, b"wmh1\x01").expect("recorded").to_vec();

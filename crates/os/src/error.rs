@@ -132,7 +132,9 @@ pub enum Error {
     },
 
     /// A transfer has more file descriptors than the receiver accepts. Both ends of the connection get this error.
-    #[error("cannot transfer {count} file descriptors: the receiver accepts at most {limit}")]
+    #[error(
+        "the receiver refused a transfer of {count} file descriptors: it accepts at most {limit} in a transfer"
+    )]
     TransferTooLarge {
         /// The number of descriptors in the transfer.
         count: usize,
@@ -160,8 +162,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns whether the error is that of a system call for which this process or the system has no file descriptor
-    /// left.
+    /// Returns true if a system call failed because this process or the system has no file descriptor left (`EMFILE`
+    /// or `ENFILE`).
     #[must_use]
     #[doc(alias = "EMFILE")]
     #[doc(alias = "ENFILE")]

@@ -263,8 +263,8 @@ impl SharedMap {
     }
 }
 
-/// Maps a memory file such that forked children do not inherit the mapping: an inherited writable mapping would make
-/// `F_SEAL_WRITE` fail.
+/// Maps a memory file so that forked children do not inherit the mapping, if the kernel has `MADV_DONTFORK`: an
+/// inherited writable mapping would make `F_SEAL_WRITE` fail.
 fn map_without_inheritance(fd: BorrowedFd<'_>, len: usize, protection: Protection) -> Result<SharedMap> {
     without_forks(|| {
         let map = SharedMap::map_file(fd, len, protection)?;

@@ -166,7 +166,7 @@ impl Communicator {
     /// Reduces the arrays of all ranks element by element. Every rank must call this method, and gets a bitwise equal
     /// result.
     ///
-    /// If the input is in a window or registered on all ranks, at the same offset, it is read in place. It must be so on all ranks
+    /// If the input is in a window or registered on all ranks, at the same offset, it is read directly. It must be so on all ranks
     /// or on none.
     ///
     /// Args:
@@ -257,7 +257,10 @@ impl Communicator {
         Ok(out)
     }
 
-    /// Enqueues a barrier of all ranks on a stream. On a GPU the streams wait, and the call returns immediately.
+    /// Enqueues a barrier of all ranks on a stream. Every rank must call this method.
+    ///
+    /// On a GPU the streams wait and the call returns immediately, except that the first collective call of a communicator waits for
+    /// all ranks. On a CPU the call waits.
     ///
     /// Args:
     ///     stream: The CUDA stream. ``None`` is the default stream.

@@ -38,8 +38,8 @@ impl Exchange {
         indices: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        // SAFETY: the caller of the operator keeps `indices` alive during the call, and the work is enqueued on the framework's
-        // current stream, in whose order the framework's allocator reuses memory.
+        // SAFETY: the caller of the operator keeps `indices` alive and does not change its storage during the call. The work is
+        // enqueued on the framework's current stream, and the framework's allocator reuses memory in the order of that stream.
         let indices = unsafe { self.inspect("the tensor of indices", indices) }?;
         // SAFETY: the caller of the operator keeps `out` alive, and it is used on the same stream as `indices`.
         let rows = unsafe { self.inspect("the output", out) }?;
@@ -73,8 +73,8 @@ impl Exchange {
         order: &str,
     ) -> PyResult<()> {
         let order = order_of(order).into_py()?;
-        // SAFETY: the caller of the operator keeps `indices` alive during the call, and the work is enqueued on the framework's
-        // current stream, in whose order the framework's allocator reuses memory.
+        // SAFETY: the caller of the operator keeps `indices` alive and does not change its storage during the call. The work is
+        // enqueued on the framework's current stream, and the framework's allocator reuses memory in the order of that stream.
         let indices = unsafe { self.inspect("the tensor of indices", indices) }?;
         // SAFETY: the caller of the operator keeps `values` alive, and they are used on the same stream as `indices`.
         let rows = unsafe { self.inspect("the tensor of values", values) }?;
@@ -165,8 +165,8 @@ impl Exchange {
         outer: &[i64],
     ) -> PyResult<(Arc<CommState>, Operands, Element)> {
         let state = comm.state().into_py()?;
-        // SAFETY: the caller of the operator keeps `input` alive during the call, and the work is enqueued on the framework's
-        // current stream, in whose order the framework's allocator reuses memory.
+        // SAFETY: the caller of the operator keeps `input` alive and does not change its storage during the call. The work is
+        // enqueued on the framework's current stream, and the framework's allocator reuses memory in the order of that stream.
         let from = unsafe { self.inspect("the tensor", input) }?;
         // SAFETY: the caller of the operator keeps `output` alive, and it is used on the same stream as `input`.
         let to = unsafe { self.inspect("the output", output) }?;

@@ -206,8 +206,9 @@ impl Shortcut {
     ) -> PyResult<bool> {
         let (py, exchange) = (input.py(), self.exchange.get());
         let state = comm.get().state().into_py()?;
-        // SAFETY: the caller keeps `input` alive during the call, and the work is enqueued on the framework's current stream, in
-        // whose order the framework's allocator reuses memory. No Python code runs before the operands are built, which hold no
+        // SAFETY: the caller keeps `input` alive and does not change its storage during the call. The work is enqueued on the
+        // framework's current stream, and the framework's allocator reuses memory in the order of that stream. No Python code
+        // runs before the operands are built, and the operands contain addresses and lengths but no pointer to the tensor's
         // shape.
         let Some(from) = (unsafe { exchange.inspect_plain(input) }) else { return Ok(false) };
         let to = if input.is(output) {
@@ -360,7 +361,7 @@ impl ShortReduction {
 
     /// Returns the sum of the tensors of all ranks. Every rank must call this method.
     ///
-    /// The result is bitwise equal on all ranks. A tensor that is registered on all ranks is read in place; other tensors are
+    /// The result is bitwise equal on all ranks. A tensor that is registered on all ranks is read directly; other tensors are
     /// staged. torch does not see the call: it is not differentiable, and autograd does not notice that ``out`` was overwritten.
     /// Use :func:`wholemem.torch.all_reduce` for training and in compiled code.
     ///
@@ -440,8 +441,9 @@ impl Shortcut {
         rows: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
         let (py, exchange) = (indices.py(), self.exchange.get());
-        // SAFETY: the caller keeps `indices` alive during the call, and the work is enqueued on the framework's current stream,
-        // in whose order the framework's allocator reuses memory. No Python code runs before the operands are built.
+        // SAFETY: the caller keeps `indices` alive and does not change its storage during the call. The work is enqueued on the
+        // framework's current stream, and the framework's allocator reuses memory in the order of that stream. No Python code
+        // runs before the operands are built.
         let Some(from) = (unsafe { exchange.inspect_plain(indices) }) else { return Ok(false) };
         // SAFETY: the caller keeps `rows` alive, and they are used on the same stream as `indices`.
         let Some(to) = (unsafe { exchange.inspect_plain(rows) }) else { return Ok(false) };

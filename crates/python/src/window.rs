@@ -14,8 +14,8 @@ use crate::number::{Shape, signed, unsigned};
 use crate::stream::CallStream;
 use crate::wait::run_blocking;
 
-/// A window: memory of which every rank has a part, and which all ranks have mapped. The memory is freed when the window
-/// and its last array are dropped.
+/// A window: memory of which every rank has a part, and which all ranks have mapped. A rank's mappings are released when its
+/// window and the last array of it are dropped; the memory is freed after all ranks have dropped theirs.
 ///
 /// >>> import wholemem
 /// >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -189,8 +189,8 @@ impl Communicator {
         Ok(Window { window: Arc::new(window), dl_device, state })
     }
 
-    /// Registers the memory of an array as a window (memory that all ranks map), so that collectives on the array and its parts are
-    /// in place. The array stays where it is. Every rank must call this method.
+    /// Registers the memory of an array as a window (memory that all ranks map), so that collectives can access the array and
+    /// its parts directly, without a staging copy. The address of the array does not change. Every rank must call this method.
     ///
     /// The registration ends when the window and its arrays are dropped. The array's memory is kept until every rank has dropped its
     /// window, which the ranks tell each other in the next call that creates or registers a window.

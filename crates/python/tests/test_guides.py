@@ -108,7 +108,8 @@ def blocks(path: Path, has: set[str]) -> str:
 
 
 def play(path: Path, text: str, folder: Path) -> None:
-    """Runs a tutorial as its first command does: as ranks, or as one process."""
+    """Runs the Python code of a tutorial: as the number of ranks in its first ``wholemem launch -n`` command, or as one process if
+    it has no such command."""
     launched = re.search(r"^wholemem launch -n (\d+) ", path.read_text(), re.MULTILINE)
     ended = launch(int(launched[1]), text, cwd=folder) if launched else run(text, cwd=folder)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", ""), ended.stderr

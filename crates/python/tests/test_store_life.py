@@ -124,8 +124,8 @@ def test_a_dead_store_raises_server_lost() -> None:
         assert caught.value.hint and isinstance(caught.value, ConnectionError)
     with pytest.raises(errors.ServerLost, match="no store is served"):
         served.client()
-    # After the store has ended, calls also fail for objects that the client has mapped: the memory may belong to another store
-    # now.
+    # After the store has ended, all calls fail, also `get` and `stat` of an object that the client has mapped: no process updates
+    # the index any more, so its names may be out of date.
     calls: list[Callable[[], Any]] = [
         lambda: client.get("cached"),
         lambda: client.get("cached", timeout=1),

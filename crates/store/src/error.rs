@@ -135,8 +135,8 @@ pub enum Error {
     #[error(transparent)]
     Index(#[from] IndexError),
 
-    /// A process or a thread of the store could not be started.
-    #[error("cannot start a process or a thread of the store")]
+    /// A process or a thread for the store or its client could not be started.
+    #[error("cannot start a process or a thread for the store or its client")]
     Launch {
         /// The error of starting the process or the thread.
         source: io::Error,

@@ -140,7 +140,7 @@ fn a_file_that_changes_while_it_is_loaded_is_an_error_on_all_ranks() {
     };
     for error in errors(Communicator::on_each(&groups, load).unwrap()) {
         let Error::OnRank { code: 1017, reason: message, hint, .. } = &error else { panic!("{error:?}") };
-        assert_eq!(*message, format!("{}: the file was modified while it was being read", path.display()));
+        assert_eq!(*message, format!("{}: the file was modified after it was opened", path.display()));
         assert_eq!(hint.as_deref(), Some("load it again while no process writes it"));
     }
 }

@@ -62,8 +62,7 @@ impl CollectiveCase {
                 let (len, unit) = (case.len, dtype.len());
                 ensure!(
                     len.is_multiple_of(unit),
-                    "the length {size} is not a multiple of the length of {dtype}",
-                    size = RoundedSize(len)
+                    "the length of {len} bytes is not a multiple of the element size of {dtype}, {unit} bytes"
                 );
                 for &place in &args.place {
                     cases.push(case.clone().of(dtype, op, place));
@@ -288,7 +287,10 @@ pub(super) mod tests {
     fn invalid_combinations_are_rejected() {
         let refused = |words: &[&str]| tried(words).unwrap_err().to_string();
         assert_eq!(refused(&["--op", "xor"]), "the reduction xor does not support f32");
-        assert_eq!(refused(&["--sizes", "6B"]), "the length 6 B is not a multiple of the length of f32");
+        assert_eq!(
+            refused(&["--sizes", "4097"]),
+            "the length of 4097 bytes is not a multiple of the element size of f32, 4 bytes"
+        );
         assert!(refused(&["--mode", "graph"]).starts_with("`--mode graph` needs a GPU"));
     }
 

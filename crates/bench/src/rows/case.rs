@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use wholemem_command::size::{ByteCount, RoundedSize};
 use wholemem_hal::BackendKind;
+use wholemem_os::Size;
 use wholemem_os::width::to_usize;
 
 use super::RowOp;
@@ -134,9 +135,9 @@ impl RowsCase {
         let least = length(STEP * u64::from(self.ranks), row_len);
         ensure!(
             least <= defaults.table,
-            "a table of {size} is too short: each rank needs {STEP} rows of {row_size}",
-            size = RoundedSize(defaults.table),
-            row_size = RoundedSize(row_len)
+            "a table of {size} in total is too small: each rank needs at least {STEP} rows of {row_size}",
+            size = Size(defaults.table),
+            row_size = Size(row_len)
         );
         let usual = ((defaults.payload.min(defaults.table) / row_len) as u64).clamp(1, defaults.max_rows);
         let rows = rows.unwrap_or(usual);
@@ -323,6 +324,9 @@ mod tests {
     #[test]
     fn a_table_with_too_few_rows_is_rejected() {
         let error = cases("--row-bytes 1MiB --table 1MiB").unwrap_err();
-        assert_eq!(error.to_string(), "a table of 1 MiB is too short: each rank needs 8 rows of 1 MiB");
+        assert_eq!(
+            error.to_string(),
+            "a table of 1 MiB in total is too small: each rank needs at least 8 rows of 1 MiB"
+        );
     }
 }

@@ -20,7 +20,8 @@ pub(super) fn cores() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Writes row number `row` of a table that contains the pattern of `seed` to `target`.
+/// Fills `target` with the expected bytes of row number `row` of a table that was filled with the pseudorandom pattern of
+/// `seed`.
 fn write_row(seed: u64, row: u64, target: &mut [u8]) {
     let start = row.wrapping_mul(target.len() as u64);
     let (mut index, mut skipped) = (start / WORD as u64, usize::try_from(start % WORD as u64).unwrap_or(0));
@@ -34,8 +35,8 @@ fn write_row(seed: u64, row: u64, target: &mut [u8]) {
     }
 }
 
-/// Fills `target` with rows of a table that contains the pattern of `seed`. `row_of` returns the number of the row to write at
-/// a position.
+/// Fills `target` with the expected bytes of rows of a table that was filled with the pseudorandom pattern of `seed`. `row_of`
+/// returns the number of the row to write at a position.
 pub(super) fn write_rows(seed: u64, row_len: usize, row_of: impl Fn(u64) -> u64 + Sync, target: &mut [u8]) {
     in_parallel(target, row_len, |first, part| {
         let rows = (first..).zip(part.chunks_exact_mut(row_len));

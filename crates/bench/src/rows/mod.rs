@@ -67,7 +67,9 @@ pub(super) fn run(op: RowOp, args: &RowsArgs) -> Result<()> {
 pub fn demo(op: RowOp, device: &Device, ranks: u32, table: usize) -> Result<RowsResult> {
     let defaults = DefaultSizes { table, ..default_sizes(device, &[])? };
     let mut measured = measure(device, &[RowsCase::for_demo(op, ranks, &defaults)], None)?;
-    measured.pop().ok_or_else(|| anyhow!("the benchmark of the demo returned no measurement"))
+    measured
+        .pop()
+        .ok_or_else(|| anyhow!("the gather or scatter benchmark of `wholemem demo` returned no measurement"))
 }
 
 /// Returns the default sizes for the available memory of the device, and of the host if the table is in host memory.

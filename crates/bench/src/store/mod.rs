@@ -142,7 +142,7 @@ fn by_size(
 fn check(object: &Object, len: usize, value: u8) -> Result<()> {
     ensure!(
         object.len() == len,
-        "the store returned {found} bytes for an object of {len} bytes",
+        "the benchmark put an object of {len} bytes into the store, but got one of {found} bytes",
         found = object.len()
     );
     let mut seen = [value; 2];

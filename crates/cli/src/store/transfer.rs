@@ -321,7 +321,7 @@ impl OutputFile {
     fn check(&self) -> Result<()> {
         let Self::File { signals, .. } = self else { return Ok(()) };
         let signal = signals.as_ref().map(Signals::next).transpose()?.flatten();
-        ensure!(signal.is_none(), "interrupted by a signal");
+        ensure!(signal.is_none(), "interrupted by a signal before the output file was complete");
         Ok(())
     }
 

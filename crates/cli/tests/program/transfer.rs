@@ -245,7 +245,10 @@ fn an_interrupted_get_keeps_the_old_file() {
         assert_eq!(names(&store), before, "{output:?}");
         if is_writing && output.status.code() != Some(0) {
             let text = String::from_utf8(output.stderr).unwrap();
-            let expected = format!("error: cannot write {}: interrupted by a signal\n", store.file("out"));
+            let expected = format!(
+                "error: cannot write {}: interrupted by a signal before the output file was complete\n",
+                store.file("out")
+            );
             assert_eq!((output.status.code(), text), (Some(1), expected));
             assert!(std::fs::read(store.file("out")).unwrap() == b"old", "the old file has changed");
             return;

@@ -1,4 +1,4 @@
-//! An open backend, its devices, and the release of its resources.
+//! Open backends and their devices, and how the resources of a backend are released.
 //!
 //! | module | contents |
 //! |---|---|

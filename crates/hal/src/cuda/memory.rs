@@ -388,7 +388,8 @@ unsafe impl RawMemory for CudaMemory {
         let _current = self.gpus.enter(ANY)?;
         let mut fd: RawFd = -1;
         let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-        // SAFETY: `fd` is writable, and the range is mapped.
+        // SAFETY: the driver writes the new descriptor to the local `fd`, and the caller of `dma_buf` guarantees that the range
+        // is mapped.
         unsafe { get((&raw mut fd).cast(), at.0, len, kind, 0) }.ok("cuMemGetHandleForAddressRange")?;
         // SAFETY: the driver created `fd` for the caller, and no other code uses it.
         close_on_exec(unsafe { OwnedFd::from_raw_fd(fd) })

@@ -29,7 +29,8 @@ const UNLIMITED: usize = 1 << 62;
 #[derive(Debug, Clone, Copy)]
 struct CgroupVersion {
     filesystem: &'static str,
-    /// The controllers field in the process's line of `/proc/self/cgroup`: empty for version 2.
+    /// The name in the controllers field (the second) of the line of `/proc/self/cgroup` that has the process's memory cgroup;
+    /// empty for version 2.
     controllers: &'static str,
     limit: &'static str,
     usage: &'static str,

@@ -119,8 +119,9 @@ impl<'a> SharedSlice<'a> {
             unsafe { copy_nonoverlapping(source.at.as_ptr(), to.as_ptr(), source.len) };
             return Ok(());
         }
-        // SAFETY: both ranges are accessible for their lifetimes; the copy allows every race, and an overlap with the
-        // target above the source repeats bytes but stays within the two ranges.
+        // SAFETY: both ranges are accessible for their lifetimes, and `copy` is sound if other threads or processes
+        // access them concurrently. It copies in ascending order: if the target overlaps the source at a higher
+        // address, bytes are repeated, but no byte outside the two ranges is accessed.
         unsafe { copy(source.at.as_ptr(), to.as_ptr(), source.len) };
         Ok(())
     }

@@ -395,7 +395,7 @@ class ShortReduction:
     def all_reduce(self, tensor: Tensor, out: Optional[Tensor] = None) -> Tensor:
         """Returns the sum of the tensors of all ranks. Every rank must call this method.
 
-        The result is bitwise equal on all ranks. A tensor that is registered on all ranks is read in place; other tensors are
+        The result is bitwise equal on all ranks. A tensor that is registered on all ranks is read directly; other tensors are
         staged. torch does not see the call: it is not differentiable, and autograd does not notice that ``out`` was overwritten.
         Use :func:`wholemem.torch.all_reduce` for training and in compiled code.
 
@@ -558,7 +558,10 @@ class Communicator:
             wholemem.errors.Timeout: A rank did not call in time.
         """
     def stream_barrier(self, *, stream: Any = None) -> None:
-        """Enqueues a barrier of all ranks on a stream. On a GPU the streams wait, and the call returns immediately.
+        """Enqueues a barrier of all ranks on a stream. Every rank must call this method.
+
+        On a GPU the streams wait and the call returns immediately, except that the first collective call of a communicator waits for
+        all ranks. On a CPU the call waits.
 
         Args:
             stream: The CUDA stream. ``None`` is the default stream.
@@ -597,8 +600,8 @@ class Communicator:
             wholemem.errors.PeerLost: A rank exited.
         """
     def window_register(self, array: Any, *, stream: Any = None) -> Window:
-        """Registers the memory of an array as a window (memory that all ranks map), so that collectives on the array and its parts are
-        in place. The array stays where it is. Every rank must call this method.
+        """Registers the memory of an array as a window (memory that all ranks map), so that collectives can access the array and
+        its parts directly, without a staging copy. The address of the array does not change. Every rank must call this method.
 
         The registration ends when the window and its arrays are dropped. The array's memory is kept until every rank has dropped its
         window, which the ranks tell each other in the next call that creates or registers a window.
@@ -628,7 +631,7 @@ class Communicator:
         """Reduces the arrays of all ranks element by element. Every rank must call this method, and gets a bitwise equal
         result.
 
-        If the input is in a window or registered on all ranks, at the same offset, it is read in place. It must be so on all ranks
+        If the input is in a window or registered on all ranks, at the same offset, it is read directly. It must be so on all ranks
         or on none.
 
         Args:
@@ -719,8 +722,8 @@ class Communicator:
 
 @final
 class Window:
-    """A window: memory of which every rank has a part, and which all ranks have mapped. The memory is freed when the window
-    and its last array are dropped.
+    """A window: memory of which every rank has a part, and which all ranks have mapped. A rank's mappings are released when its
+    window and the last array of it are dropped; the memory is freed after all ranks have dropped theirs.
 
     >>> import wholemem
     >>> (comm,) = wholemem.Communicator.local(1, device="cpu")

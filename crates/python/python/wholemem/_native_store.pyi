@@ -51,7 +51,7 @@ class Client:
     def closed(self) -> bool:
         """True if the connection to the store was closed."""
     def get(self, name: str, timeout: Optional[float] = None, *, default: Any = ...) -> Any:
-        """Returns the current object of a name in the store, without a copy.
+        """Returns the object that currently has a name in the store, without a copy.
 
         DLPack exports an array in host memory as a copy-on-write map, one for each export, because torch and other frameworks
         write to read-only memory: the writes of a tensor are visible only in that tensor. ``array.numpy()`` and the buffer
@@ -74,7 +74,8 @@ class Client:
             wholemem.errors.Timeout: The name did not appear in time.
         """
     def _get_mapped(self, name: str) -> Any:
-        """Returns the current object of a name if its memory is already mapped in this process, and ``None`` otherwise. Does not wait."""
+        """Returns the object that currently has a name if its memory is already mapped in this process, and ``None``
+        otherwise. Does not wait."""
     def put(self, name: str, value: Any, *, timeout: Optional[float] = None) -> int:
         """Copies an array into the store, or a mapping of names to arrays as a pack (one object with several arrays).
 
@@ -227,7 +228,7 @@ class Client:
     def __setitem__(self, name: str, value: Any) -> None: ...
     def __delitem__(self, name: str) -> None: ...
     def stat(self, name: str) -> Entry:
-        """Returns the description of the current object of a name in the store.
+        """Returns the description of the object that currently has a name in the store.
 
         Args:
             name: The name of the object.

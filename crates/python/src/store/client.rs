@@ -123,7 +123,7 @@ impl Client {
         self.epoch.is_current() && self.open.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// Returns the current object of a name in the store, without a copy.
+    /// Returns the object that currently has a name in the store, without a copy.
     ///
     /// DLPack exports an array in host memory as a copy-on-write map, one for each export, because torch and other frameworks
     /// write to read-only memory: the writes of a tensor are visible only in that tensor. ``array.numpy()`` and the buffer
@@ -169,7 +169,8 @@ impl Client {
         }
     }
 
-    /// Returns the current object of a name if its memory is already mapped in this process, and ``None`` otherwise. Does not wait.
+    /// Returns the object that currently has a name if its memory is already mapped in this process, and ``None``
+    /// otherwise. Does not wait.
     fn _get_mapped(&self, name: &str) -> PyResult<Option<StoredValue>> {
         let object = self.connection().into_py()?.get_mapped(name).into_py()?;
         object.map(StoredValue::of).transpose().into_py()
@@ -434,7 +435,7 @@ impl Client {
         self.delete(py, DeleteArg::Name(name))
     }
 
-    /// Returns the description of the current object of a name in the store.
+    /// Returns the description of the object that currently has a name in the store.
     ///
     /// Args:
     ///     name: The name of the object.

@@ -167,8 +167,8 @@ pub(crate) enum RequestKind {
     Goodbye,
     /// Waits up to `wait` milliseconds until the store has space for an object of `len` bytes at a place.
     AwaitSpace { len: u64, place: u32, wait: u64 },
-    /// Creates an object from a range of the client's existing memory of `len` bytes at a place. The descriptor of the memory is
-    /// sent with the request.
+    /// Creates an object from the range `part` of memory that the client has already allocated. The memory has `len` bytes and is
+    /// at `place` (the host or a device). Its descriptor is sent with the request.
     Adopt { label: Label, place: u32, len: u64, part: ByteRange },
     /// Announces that the client's process is about to fork, and that the pin page of this connection is for the child. From now
     /// on the page is valid while the connection is open, even after the parent has exited.

@@ -1,4 +1,4 @@
-//! Finds the window in which an address of this rank lies, so that a call on an array in registered memory is in place.
+//! Finds the window in which an address of this rank lies, so that a call on an array in registered memory needs no staging copy.
 //!
 //! ```text
 //!   addresses of this rank   --[ window 3 ]------[ window 7      ]--[ window 4 ]--->    sorted; a lookup is a binary search

@@ -1,4 +1,4 @@
-//! Finds the registered window in which the memory of a call lies, so that the call is in place.
+//! Finds the registered window in which the memory of a call lies, so that the call needs no staging copy.
 
 use std::ops::Range;
 use std::sync::Arc;

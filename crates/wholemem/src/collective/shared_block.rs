@@ -23,7 +23,7 @@ const HANDLE_WORDS: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct SharedMemory {
     pub(super) blocks: Vec<SharedBlock>,
-    /// The parts of the windows, in the order in which all ranks create the windows.
+    /// This rank's part of each window, in the order in which the windows are created, which is the same on all ranks.
     pub(super) parts: Vec<SharedPart>,
 }
 

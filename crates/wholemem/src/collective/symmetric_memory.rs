@@ -179,8 +179,8 @@ impl SymmetricMemory {
         self.core.address_space.register(WindowPart::adopt(self.core.group.device(), address, len))
     }
 
-    /// Registers existing memory of each rank as a window, so that calls on it are in place. Collective; the lengths of ranks may
-    /// differ, and may be zero.
+    /// Registers existing memory of each rank as a window, so that calls can access it directly, without a staging copy.
+    /// Collective; the lengths of ranks may differ, and may be zero.
     ///
     /// Each rank uses its memory where it is: a call on `span`, or on a part of it, finds that it lies in the window, if the memory
     /// of every rank does at the same offset. The memory may be from `cudaMalloc`, virtual memory that can be shared as file

@@ -37,9 +37,9 @@ pub(super) struct Terms {
     /// The number of elements of each rank's input.
     pub(super) count: u64,
     pub(super) in_place: bool,
-    /// The range of a window that is the input; `None` for other memory.
+    /// The range of a window from which the call reads its input; `None` if the input is not in a window.
     pub(super) input: Option<WindowRange>,
-    /// The range of a window that is the output; `None` for other memory.
+    /// The range of a window to which the call writes its output; `None` if the output is not in a window.
     pub(super) output: Option<WindowRange>,
 }
 

@@ -53,7 +53,7 @@ impl FromStr for Algorithm {
 
 /// The error for an unknown name of a collective algorithm.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown algorithm `{name}`: use packets, one-shot or two-shot")]
+#[error("unknown collective algorithm `{name}`: use `packets`, `one-shot` or `two-shot`")]
 pub struct UnknownAlgorithm {
     /// The unknown name of a collective algorithm.
     pub name: String,

@@ -121,8 +121,8 @@ pub enum FileProblem {
         end: u64,
     },
 
-    /// A tensor file was modified while it was being read.
-    #[error("the file was modified while it was being read")]
+    /// A tensor file without checksums was modified after it was opened.
+    #[error("the file was modified after it was opened")]
     Changed,
 
     /// The folder of a saved tensor was replaced or removed while its files were being opened.

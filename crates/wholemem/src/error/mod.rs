@@ -272,7 +272,7 @@ pub enum Error {
     NotResident {
         /// A rank on the device that too many ranks share.
         rank: Rank,
-        /// The number of ranks on that device.
+        /// The number of ranks on the device of `rank`.
         sharing: usize,
         /// The number of blocks of collective kernels that the device can run at once.
         fits: u32,

@@ -1,4 +1,4 @@
-//! Tests of registered memory: calls on it are in place, and its owner is kept until every rank has unmapped it.
+//! Tests of registered memory: calls on it need no staging copy, and its owner is kept until every rank has unmapped it.
 
 use std::sync::Arc;
 

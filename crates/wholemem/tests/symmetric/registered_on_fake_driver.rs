@@ -233,7 +233,8 @@ fn check_failing_calls(
             }
             (fired, outcome)
         };
-        // The first call leaves a page of tables and the heap of small windows.
+        // After the first call, a page for address tables and the heap of small windows stay allocated, so resources are counted
+        // from then on.
         assert_eq!(register(0), (None, Ok(())));
         let before = driver.as_ref().map(FakeDriver::resources);
         let mut failures = 0;

@@ -152,8 +152,8 @@ class AsyncClient:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def get(self, name: str, timeout: Optional[float] = None, *, default: Any = _MISSING) -> Any:
-        """Returns the current object of a name in the store, without a copy. An object that this process has mapped is returned at
-        once, without a thread.
+        """Returns the object that currently has a name in the store, without a copy. An object that this process has mapped is
+        returned at once, without a thread.
 
         Args:
             name: The name of the object.
@@ -316,7 +316,7 @@ class AsyncClient:
         return await self._submit(self.sync.drafts, prefix)
 
     async def stat(self, name: str) -> Entry:
-        """Returns the description of the current object of a name in the store.
+        """Returns the description of the object that currently has a name in the store.
 
         Args:
             name: The name of the object.

@@ -117,8 +117,8 @@ class FastAllreduce(_ShortReduction):
         )
 
     def register_buffer(self, tensor: torch.Tensor) -> None:
-        """Registers a tensor, so that calls on the tensor and on slices of it are in place. Every rank must call this method, with a
-        tensor of the same size.
+        """Registers a tensor, so that calls can access the tensor and slices of it directly, without a staging copy. Every rank must
+        call this method, with a tensor of the same size.
 
         A tensor on a GPU stays where it is. Its memory is from ``cudaMalloc`` (torch's default allocator), of
         :func:`wholemem.torch.pool.mem_pool`, or in expandable segments. CPU memory that other ranks cannot map, which is most, is
@@ -162,8 +162,8 @@ class FastAllreduce(_ShortReduction):
     def empty(
         self, shape: Union[int, Sequence[int]], dtype: Union[str, torch.dtype] = torch.float32
     ) -> torch.Tensor:
-        """Creates a zeroed tensor that is registered, so that the other ranks read it in place. Every rank must call this method
-        with the same shape.
+        """Creates a zeroed tensor that is registered, so that the other ranks can read it directly, without a staging copy. Every
+        rank must call this method with the same shape.
 
         Its memory is freed with the tensor and its views; on a GPU, by the next call that creates or registers a tensor.
 
@@ -230,9 +230,10 @@ class FastAllreduce(_ShortReduction):
         """Returns a context manager for the capture of CUDA graphs that contain all-reduces of this object. All ranks must
         capture the same calls, and the end of the block is collective.
 
-        Calls in the graphs are in place: when the block ends, it registers the tensors of the graphs that are not registered. Launch
-        the graphs only afterwards. The memory of all ranks stays mapped until :meth:`close`, so that a replay never uses memory that
-        is not mapped. The block raises an error if a rank exited meanwhile, because captured calls do not detect it.
+        Calls in the graphs can access the tensors directly, without a staging copy: when the block ends, it registers the tensors of
+        the graphs that are not registered. Launch the graphs only afterwards. The memory of all ranks stays mapped until :meth:`close`,
+        so that a replay never uses memory that is not mapped. The block raises an error if a rank exited meanwhile, because captured
+        calls do not detect it.
 
         Yields:
             This object.

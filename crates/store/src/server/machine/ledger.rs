@@ -414,7 +414,7 @@ mod tests {
         assert_eq!((ledger.remove_object(region), ledger.remove_object(region)), (None, None));
         assert_eq!(ledger.carve(HOST, 100), Some(region));
         ledger.free_region(region);
-        // The ledger retains one empty arena, so only a second one can be released.
+        // One empty arena is kept for later objects, so the first arena is released only if there is a second empty arena.
         let second = ledger.open(HOST, 1, true).unwrap();
         ledger.ready(second);
         assert!(ledger.is_idle(arena));

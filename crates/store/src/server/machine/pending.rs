@@ -80,7 +80,8 @@ type RequestKey = (ClientId, u64);
 /// The requests that wait for an arena (memory that small objects share) of one place, and the state of that arena.
 #[derive(Debug, Default)]
 struct ArenaQueue {
-    /// The keys of the waiting requests, by the user of their client. Requests of departed clients are included.
+    /// The keys of the waiting requests, in a queue that takes turns between the users (uids) of the clients. It also contains
+    /// keys of requests whose client has disconnected.
     queue: FairQueue<u32, RequestKey>,
     /// The arena that is being allocated for the requests of this queue.
     allocating: Option<AllocationId>,

@@ -114,8 +114,8 @@ impl VectorIsa for PortableIsa {
     unsafe fn load_some<T: Copy, const COUNT: usize>(from: *const u8, len: usize) -> [T; COUNT] {
         const { assert!(size_of::<[T; COUNT]>() == 16) };
         let mut elements = MaybeUninit::<[T; COUNT]>::zeroed();
-        // SAFETY: the caller of `load_some` guarantees that `from` is readable for `len` bytes, fewer than the 16 of the local
-        // `elements`.
+        // SAFETY: the caller of `load_some` guarantees that `from` is readable for `len` bytes and that `len` is less than 16,
+        // the size of the local `elements` in bytes.
         unsafe { copy::native::any(from, elements.as_mut_ptr().cast(), len) };
         // SAFETY: every byte of `elements` is zero or copied, and every bit pattern is a valid element.
         unsafe { elements.assume_init() }
@@ -124,8 +124,8 @@ impl VectorIsa for PortableIsa {
     #[inline(always)]
     unsafe fn store_some<T: Copy, const COUNT: usize>(elements: [T; COUNT], to: *mut u8, len: usize) {
         const { assert!(size_of::<[T; COUNT]>() == 16) };
-        // SAFETY: the caller of `store_some` guarantees that `to` is writable for `len` bytes, fewer than the 16 of the local
-        // `elements`.
+        // SAFETY: the caller of `store_some` guarantees that `to` is writable for `len` bytes and that `len` is less than 16, the
+        // size of the local `elements` in bytes.
         unsafe { copy::native::any(elements.as_ptr().cast(), to, len) }
     }
 

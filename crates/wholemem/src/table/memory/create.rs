@@ -140,7 +140,8 @@ fn map(
         });
     }
     if agreed.is_err() {
-        // The other ranks of this process do not take the mappings if the creation failed on any rank, so remove them.
+        // If the creation failed on any rank, the other ranks of this process do not take the mappings that this rank stored for
+        // them, so the mappings are dropped here.
         sharing.iter().skip(1).for_each(|other| drop(process_ranks.take::<MemoryMappings>(rank, *other)));
     }
     agreed
