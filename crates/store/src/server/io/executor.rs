@@ -109,10 +109,10 @@ impl Executor<'_> {
                 let (of_clients, requests) = self.clients.statistics();
                 values.extend(of_clients);
                 let statistics = Statistics::new(status, std::process::id(), self.started, values, requests);
-                let response = Response { id: request, answer: Answer::Statistics(statistics) };
+                let response = Response { id: request, answer: Answer::Statistics(Box::new(statistics)) };
                 self.clients.send(client, &response, Vec::new());
             }
-            Output::Notify(change) => self.clients.notify(&change),
+            Output::Notify(change) => self.clients.notify(change),
         }
         None
     }
@@ -469,7 +469,7 @@ mod tests {
 
     #[test]
     fn a_hello_that_is_sent_again_to_the_next_server_is_answered_each_time() {
-        let (mut executor, _keeper) = self::executor();
+        let (mut executor, _keeper) = executor();
         let (client, peer) = connected(&mut executor);
         let hello = |request, is_repeated| Output::Admit { client, request, is_repeated };
         assert!(perform(&mut executor, hello(5, false)).is_none());
