@@ -412,7 +412,7 @@ impl Client {
     /// [`Error::Disconnected`].
     pub fn statistics(&self) -> Result<Statistics> {
         match self.core.request(RequestKind::Statistics, &[], Deadline::after(Self::TIMEOUT))? {
-            (Answer::Statistics(statistics), _) => Ok(statistics),
+            (Answer::Statistics(statistics), _) => Ok(*statistics),
             _ => Err(unexpected()),
         }
     }

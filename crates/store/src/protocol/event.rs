@@ -77,48 +77,67 @@ pub(crate) struct Change {
     pub(crate) is_pack: bool,
 }
 
+impl NamedVersion {
+    /// Returns the kind of event that reports the publication of this object.
+    fn publication(&self, previous: Option<u64>) -> EventKind {
+        match previous {
+            Some(previous) => EventKind::Replaced { version: self.version, previous },
+            None => EventKind::Published { version: self.version },
+        }
+    }
+
+    fn into_event(self, objects: usize, kind: EventKind) -> Event {
+        Event { revision: 0, name: self.name, object: self.object, objects: objects as u64, kind }
+    }
+}
+
+/// Returns the sorted names of objects, or an empty list if they all have the same name.
+fn several_names<'a>(all: impl Iterator<Item = &'a NamedVersion> + Clone) -> Vec<String> {
+    let first = all.clone().next();
+    if all.clone().all(|named| first.is_some_and(|first| named.name == first.name)) {
+        return Vec::new();
+    }
+    let mut names: Vec<_> = all.map(|named| named.name.clone()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Passes the events of the objects of packs without a name to `visit`: each object is reported by its own.
+fn visit_each(
+    published: &[NamedVersion],
+    deleted: &[NamedVersion],
+    mut visit: impl FnMut(Event, Vec<String>),
+) {
+    let versions: BTreeMap<_, _> = deleted.iter().map(|old| (&old.name, old.version)).collect();
+    let names: BTreeSet<_> = published.iter().map(|new| &new.name).collect();
+    for new in published {
+        let kind = new.publication(versions.get(&new.name).copied());
+        visit(new.clone().into_event(1, kind), Vec::new());
+    }
+    for old in deleted.iter().filter(|old| !names.contains(&old.name)) {
+        visit(old.clone().into_event(1, EventKind::Deleted { version: old.version }), Vec::new());
+    }
+}
+
 impl Change {
-    /// Returns the events of the change without their revisions, each with the sorted names of all objects that it concerns.
-    pub(crate) fn events(&self) -> Vec<(Event, Vec<String>)> {
-        let event = |new: &NamedVersion, objects: usize, kind| Event {
-            revision: 0,
-            name: new.name.clone(),
-            object: new.object,
-            objects: objects as u64,
-            kind,
-        };
-        let kind = |new: &NamedVersion, previous: Option<u64>| match previous {
-            Some(previous) => EventKind::Replaced { version: new.version, previous },
-            None => EventKind::Published { version: new.version },
-        };
-        let sorted = |names: &mut dyn Iterator<Item = &NamedVersion>| {
-            let mut names: Vec<_> = names.map(|named| named.name.clone()).collect();
-            names.sort_unstable();
-            names.dedup();
-            names
-        };
-        let deleted = |old: &NamedVersion| EventKind::Deleted { version: old.version };
-        match (&self.published[..], &self.deleted[..]) {
-            ([first, ..], _) if self.is_pack || self.published.len() == 1 => {
-                let names = sorted(&mut self.published.iter().chain(&self.deleted));
-                let previous = self.deleted.iter().find(|old| old.name == first.name).map(|old| old.version);
-                vec![(event(first, self.published.len(), kind(first, previous)), names)]
-            }
-            ([], [first, ..]) if self.is_pack || self.deleted.len() == 1 => {
-                let names = sorted(&mut self.deleted.iter());
-                vec![(event(first, self.deleted.len(), deleted(first)), names)]
-            }
-            // The objects of a pack without a name are reported each by its own.
-            (published, removed) => {
-                let versions: BTreeMap<_, _> = removed.iter().map(|old| (&old.name, old.version)).collect();
-                let names: BTreeSet<_> = published.iter().map(|new| &new.name).collect();
-                let new = published.iter().map(|new| {
-                    let kind = kind(new, versions.get(&new.name).copied());
-                    (event(new, 1, kind), vec![new.name.clone()])
-                });
-                let left = removed.iter().filter(|old| !names.contains(&old.name));
-                new.chain(left.map(|old| (event(old, 1, deleted(old)), vec![old.name.clone()]))).collect()
-            }
+    /// Passes the events of the change to `visit`, without their revisions. Each is passed with the sorted names of all objects
+    /// that it concerns, or with an empty list if they all have the name of the event. A change of one name is not copied.
+    pub(crate) fn for_each_event(self, mut visit: impl FnMut(Event, Vec<String>)) {
+        let Self { published, deleted, is_pack } = self;
+        let is_one = is_pack || published.len() == 1 || published.is_empty() && deleted.len() == 1;
+        if !is_one {
+            return visit_each(&published, &deleted, visit);
+        }
+        let names = several_names(published.iter().chain(&deleted));
+        let objects = if published.is_empty() { deleted.len() } else { published.len() };
+        if let Some(new) = published.into_iter().next() {
+            let previous = deleted.iter().find(|old| old.name == new.name).map(|old| old.version);
+            let kind = new.publication(previous);
+            visit(new.into_event(objects, kind), names);
+        } else if let Some(old) = deleted.into_iter().next() {
+            let kind = EventKind::Deleted { version: old.version };
+            visit(old.into_event(objects, kind), names);
         }
     }
 
@@ -144,6 +163,12 @@ mod tests {
         Event { revision: 0, name: name.to_owned(), object: ObjectId::new(slot, 0), objects, kind }
     }
 
+    fn events(change: Change) -> Vec<(Event, Vec<String>)> {
+        let mut events = Vec::new();
+        change.for_each_event(|event, names| events.push((event, names)));
+        events
+    }
+
     fn names(names: &[&str]) -> Vec<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
@@ -153,8 +178,8 @@ mod tests {
         let change =
             Change { published: vec![named("a", 2, 4)], deleted: vec![named("a", 1, 3)], is_pack: false };
         let replaced = EventKind::Replaced { version: 4, previous: 3 };
-        assert_eq!(change.events(), [(event("a", 2, 1, replaced), names(&["a"]))]);
         let old: Vec<_> = change.name_events().map(|event| (event.name, event.kind)).collect();
+        assert_eq!(events(change), [(event("a", 2, 1, replaced), vec![])]);
         let published = NameEventKind::Published { version: 4 };
         assert_eq!(old, [("a".to_owned(), published), ("a".to_owned(), NameEventKind::Deleted)]);
     }
@@ -166,10 +191,10 @@ mod tests {
         let all = names(&["p", "p/a", "p/b", "p/c"]);
         let replaced = EventKind::Replaced { version: 2, previous: 1 };
         let change = Change { published, deleted: deleted.clone(), is_pack: true };
-        assert_eq!(change.events(), [(event("p", 5, 3, replaced), all)]);
+        assert_eq!(events(change), [(event("p", 5, 3, replaced), all)]);
         let change = Change { published: vec![], deleted, is_pack: true };
         let gone = EventKind::Deleted { version: 1 };
-        assert_eq!(change.events(), [(event("p", 1, 3, gone), names(&["p", "p/a", "p/b"]))]);
+        assert_eq!(events(change), [(event("p", 1, 3, gone), names(&["p", "p/a", "p/b"]))]);
     }
 
     #[test]
@@ -178,10 +203,10 @@ mod tests {
         let deleted = vec![named("a", 1, 1), named("b", 2, 7)];
         let change = Change { published, deleted, is_pack: false };
         let expected = [
-            (event("a", 5, 1, EventKind::Replaced { version: 2, previous: 1 }), names(&["a"])),
-            (event("c", 6, 1, EventKind::Published { version: 1 }), names(&["c"])),
-            (event("b", 2, 1, EventKind::Deleted { version: 7 }), names(&["b"])),
+            (event("a", 5, 1, EventKind::Replaced { version: 2, previous: 1 }), vec![]),
+            (event("c", 6, 1, EventKind::Published { version: 1 }), vec![]),
+            (event("b", 2, 1, EventKind::Deleted { version: 7 }), vec![]),
         ];
-        assert_eq!(change.events(), expected);
+        assert_eq!(events(change), expected);
     }
 }

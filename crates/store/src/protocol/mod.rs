@@ -186,27 +186,49 @@ pub(crate) enum RequestKind {
 }
 
 impl RequestKind {
-    /// Returns the name of the kind of request, for statistics.
-    pub(crate) fn name(&self) -> &'static str {
+    /// The names of the kinds of requests for statistics, by their numbers.
+    pub(crate) const NAMES: [&str; 18] = [
+        "hello",
+        "create",
+        "seal",
+        "abandon",
+        "publish",
+        "delete",
+        "find",
+        "fetch",
+        "pin_released",
+        "watch",
+        "status",
+        "goodbye",
+        "await_space",
+        "adopt",
+        "await_child",
+        "claim",
+        "statistics",
+        "readers",
+    ];
+
+    /// Returns the number of the kind of request for statistics, which is an index of [`RequestKind::NAMES`].
+    pub(crate) fn number(&self) -> usize {
         match self {
-            Self::Hello { .. } => "hello",
-            Self::Create { .. } => "create",
-            Self::Seal { .. } => "seal",
-            Self::Abandon { .. } => "abandon",
-            Self::Publish { .. } => "publish",
-            Self::Delete { .. } => "delete",
-            Self::Find { .. } => "find",
-            Self::Fetch { .. } => "fetch",
-            Self::PinReleased { .. } => "pin_released",
-            Self::Watch { .. } | Self::WatchFrom { .. } => "watch",
-            Self::Status => "status",
-            Self::Goodbye => "goodbye",
-            Self::AwaitSpace { .. } => "await_space",
-            Self::Adopt { .. } => "adopt",
-            Self::AwaitChild => "await_child",
-            Self::Claim { .. } => "claim",
-            Self::Statistics => "statistics",
-            Self::Readers { .. } => "readers",
+            Self::Hello { .. } => 0,
+            Self::Create { .. } => 1,
+            Self::Seal { .. } => 2,
+            Self::Abandon { .. } => 3,
+            Self::Publish { .. } => 4,
+            Self::Delete { .. } => 5,
+            Self::Find { .. } => 6,
+            Self::Fetch { .. } => 7,
+            Self::PinReleased { .. } => 8,
+            Self::Watch { .. } | Self::WatchFrom { .. } => 9,
+            Self::Status => 10,
+            Self::Goodbye => 11,
+            Self::AwaitSpace { .. } => 12,
+            Self::Adopt { .. } => 13,
+            Self::AwaitChild => 14,
+            Self::Claim { .. } => 15,
+            Self::Statistics => 16,
+            Self::Readers { .. } => 17,
         }
     }
 
@@ -262,7 +284,8 @@ pub(crate) enum Answer {
         revision: u64,
         is_complete: bool,
     },
-    Statistics(Statistics),
+    /// Boxed, because it is longer than all other answers.
+    Statistics(Box<Statistics>),
     /// The number of clients that have pinned each of the requested objects, in the order of the request.
     Readers {
         counts: Vec<u32>,

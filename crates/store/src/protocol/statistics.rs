@@ -66,10 +66,11 @@ impl RequestStatistics {
         self.refused += u64::from(is_refused);
         let nanoseconds = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
         self.nanoseconds = self.nanoseconds.saturating_add(nanoseconds);
-        let bucket =
-            (0..BUCKETS as usize).find(|bucket| Self::bound(*bucket).is_some_and(|it| latency <= it));
+        // The number of bits of the microseconds, rounded up, gives the power of four that bounds them.
+        let bits = u64::BITS - nanoseconds.div_ceil(1000).saturating_sub(1).leading_zeros();
+        let bucket = bits.div_ceil(2).min(BUCKETS);
         self.buckets.resize(BUCKETS as usize + 1, 0);
-        self.buckets[bucket.unwrap_or(BUCKETS as usize)] += 1;
+        self.buckets[bucket as usize] += 1;
     }
 }
 
@@ -114,5 +115,16 @@ mod tests {
         assert_eq!(requests.nanoseconds, 133_554_445_000);
         assert_eq!(RequestStatistics::bound(12), Some(Duration::from_micros(16_777_216)));
         assert_eq!(RequestStatistics::bound(13), None);
+    }
+
+    #[test]
+    fn the_bounds_of_the_buckets_are_exact() {
+        for bucket in 0..BUCKETS as usize {
+            let bound = RequestStatistics::bound(bucket).unwrap();
+            let mut requests = RequestStatistics::default();
+            requests.count(bound, false);
+            requests.count(bound + Duration::from_nanos(1), false);
+            assert_eq!(requests.buckets[bucket..bucket + 2], [1, 1]);
+        }
     }
 }

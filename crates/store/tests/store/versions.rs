@@ -11,6 +11,8 @@ const WELCOME: u8 = 0;
 const DONE: u8 = 5;
 const STATUS: u8 = 6;
 const REFUSED: u8 = 7;
+/// A new server has taken over.
+const RESTARTED: u8 = 8;
 const NAME_EVENT: u8 = 9;
 
 /// Sends a request, and returns the answer of the server without its id.
@@ -29,6 +31,26 @@ fn clients_of_the_two_previous_versions_are_served() {
         let socket = connect(&store.socket()).unwrap();
         assert_eq!(answer(&socket, &request(1, request_kind::HELLO, &[version]), 1)[0], WELCOME, "{version}");
         assert_eq!(answer(&socket, &request(2, request_kind::STATUS, &[]), 2)[0], STATUS, "{version}");
+    }
+}
+
+#[test]
+fn a_hello_that_is_sent_again_to_the_next_server_is_welcomed() {
+    let store = TestStore::start();
+    for version in [PROTOCOL - 2, PROTOCOL - 1, PROTOCOL] {
+        let socket = connect(&store.socket()).unwrap();
+        let hello = request(1, request_kind::HELLO, &[version]);
+        assert_eq!(answer(&socket, &hello, 1)[0], WELCOME, "{version}");
+        store.kill("server");
+        let mut restarted = [0; 100];
+        let (len, _) = socket.recv_with_fds(&mut restarted, 2, Deadline::NEVER).unwrap();
+        assert_eq!(restarted[..len], [2, 0, RESTARTED], "{version}");
+        // A client that has not read the welcome of the dead server sends its hello again, with the number of dead servers.
+        let mut again = hello.clone();
+        again[2] = 1;
+        assert_eq!(answer(&socket, &again, 1)[0], WELCOME, "{version}");
+        assert_eq!(answer(&socket, &request(2, request_kind::STATUS, &[]), 2)[0], STATUS, "{version}");
+        assert_eq!(answer(&socket, &hello, 1)[0], REFUSED, "{version}: a second hello");
     }
 }
 

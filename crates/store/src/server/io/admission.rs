@@ -86,6 +86,12 @@ impl Admission {
     /// Answers the hello message of a client whose descriptors the keeper process holds.
     pub(super) fn welcome(&self, client: ClientId, clients: &mut Clients) -> Option<FollowUp> {
         let id = clients.open(client)?;
+        self.answer_hello(client, id, clients)
+    }
+
+    /// Answers a hello message of an admitted client. A client sends the message again if the server that has admitted it died
+    /// before it answered.
+    pub(super) fn answer_hello(&self, client: ClientId, id: u64, clients: &mut Clients) -> Option<FollowUp> {
         let admitted = clients.get(client).and_then(|connection| connection.admitted.as_ref())?;
         let Ok(pins) = admitted.pins.share_fd() else {
             return Some(FollowUp::End(client, EndReason::Left));

@@ -17,10 +17,10 @@ use super::headroom::Headroom;
 use super::message_slots::{MessageSlots, SlotAction};
 use super::poller::Poller;
 use super::request_times::RequestTimes;
-use super::watchers::{EventWatchers, SendResult};
+use super::watchers::{EventWatchers, LoggedEvent, SendResult};
 use crate::id::ClientId;
 use crate::keeper::{DescriptorKey, DescriptorTable};
-use crate::protocol::{Answer, Change, Event, NamedValue, Request, RequestStatistics, Response};
+use crate::protocol::{Answer, Change, NamedValue, Request, RequestStatistics, Response};
 use crate::server::budget::{Account, Amount, Budget, CONNECTION};
 use crate::server::machine::WatchStart;
 use crate::{Refusal, Result};
@@ -310,9 +310,14 @@ impl Clients {
         self.slots.has_waiting()
     }
 
-    /// Records that a client's request was received.
-    pub(super) fn begin_request(&mut self, client: ClientId, request: &Request) {
-        self.times.begin(client, request);
+    /// Records that a client's request was received. The event loop began to read it at the time `since`.
+    pub(super) fn begin_request(&mut self, client: ClientId, request: &Request, since: Instant) {
+        self.times.begin(client, request, since);
+    }
+
+    /// Records that the event loop has processed what it has received from a client.
+    pub(super) fn end_processing(&mut self, now: Instant) {
+        self.times.processed(now);
     }
 
     /// Returns what the clients of this server have done: counters by name, and their requests.
@@ -399,15 +404,13 @@ impl Clients {
     }
 
     /// Appends the events of a change to the logs for the clients that watch names.
-    pub(super) fn notify(&mut self, change: &Change) {
-        for (event, names) in change.events() {
-            self.watchers.notify(names, |revision| Answer::Event(Event { revision, ..event }));
-        }
+    pub(super) fn notify(&mut self, change: Change) {
         if self.name_watchers.has_watchers() {
             for event in change.name_events() {
-                self.name_watchers.notify(vec![event.name.clone()], |_| Answer::NameEvent(event));
+                self.name_watchers.notify(LoggedEvent::NameEvent(event), Vec::new());
             }
         }
+        change.for_each_event(|event, names| self.watchers.notify(LoggedEvent::Event(event), names));
     }
 
     /// Returns true if there are events to send to clients that watch names.
@@ -418,6 +421,9 @@ impl Clients {
     /// Sends some events to clients that watch names. Returns the clients whose connections have to end because they have missed
     /// events.
     pub(super) fn deliver(&mut self) -> Vec<ClientId> {
+        if !self.has_events() {
+            return Vec::new();
+        }
         let connections = &mut self.connections;
         let mut full = Vec::new();
         let mut send = |client, packets: &[Vec<u8>]| {

@@ -79,6 +79,8 @@ pub(super) struct ClientConnection {
     pub(super) admitted: Option<AdmittedClient>,
     pub(super) account: Account,
     pub(super) phase: ConnectionPhase,
+    /// True if a previous server has admitted the client. That server may have died before it answered the hello message.
+    pub(super) is_inherited: bool,
     /// The events that the poller currently waits for on the client's socket.
     pub(super) interest: Interest,
     packet_queue: PacketQueue,
@@ -146,6 +148,7 @@ impl ClientConnection {
         let admitted = AdmittedClient { process, pins, _charge: account.charge_held(ADMISSION) };
         let mut connection = Self::new(socket, Some(admitted), account, ConnectionPhase::Open, charge);
         connection.assembler = MessageAssembler::inherited();
+        connection.is_inherited = true;
         Ok(Some(connection))
     }
 
@@ -166,6 +169,7 @@ impl ClientConnection {
             admitted,
             account,
             phase,
+            is_inherited: false,
             interest: Interest::default(),
             packet_queue: PacketQueue::default(),
             is_peer_closed: false,

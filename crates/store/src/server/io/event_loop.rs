@@ -193,6 +193,7 @@ impl<'a> EventLoop<'a> {
     /// Processes some of the pending events of a user's connections and client processes.
     fn serve(&mut self, user: u32) -> Result<()> {
         let start = Instant::now();
+        let mut now = start;
         self.executor.clients.poller().fetch_events(user)?;
         while let Some(event) = self.executor.clients.poller().next_event(user) {
             match event {
@@ -202,24 +203,27 @@ impl<'a> EventLoop<'a> {
                         self.executor.clients.flush(client);
                     }
                     if is_readable {
-                        self.receive(client);
+                        self.receive(client, now);
                     } else if is_closed {
                         self.end(client, EndReason::Closed);
                     }
                 }
             }
-            if start.elapsed() >= USER_TIME_SLICE {
+            now = Instant::now();
+            self.executor.clients.end_processing(now);
+            if now.duration_since(start) >= USER_TIME_SLICE {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Reads from a client's socket, and processes the request if it is complete.
-    fn receive(&mut self, client: ClientId) {
+    /// Reads from a client's socket, and processes the request if it is complete. `now` is a time shortly before the call.
+    fn receive(&mut self, client: ClientId, now: Instant) {
         let mut packet = std::mem::take(&mut self.packet);
         match self.executor.clients.receive(client, &mut packet) {
             Some(ReceiveResult::Request(request, payload, fd, charge)) => {
+                self.executor.clients.begin_request(client, &request, now);
                 self.process(client, request, payload, fd, charge);
             }
             Some(ReceiveResult::Refused(refusal)) => self.reject(client, 0, refusal, EndReason::Disconnected),
@@ -239,7 +243,6 @@ impl<'a> EventLoop<'a> {
         fd: Option<OwnedFd>,
         charge: Option<Charge>,
     ) {
-        self.executor.clients.begin_request(client, &request);
         match request.kind {
             RequestKind::Goodbye => return self.end(client, EndReason::Left),
             RequestKind::AwaitChild => {

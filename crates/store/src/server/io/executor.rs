@@ -64,8 +64,11 @@ impl Executor<'_> {
                     Err(refusal) => self.clients.refuse(client, response.id, refusal),
                 }
             }
-            Output::Admit { client, request } => {
+            Output::Admit { client, request, is_repeated } => {
                 let Self { memory, clients, keeper, admission, .. } = self;
+                if is_repeated && clients.get(client).is_some_and(|connection| connection.is_inherited) {
+                    return admission.answer_hello(client, request, clients);
+                }
                 return admission.admit(client, request, clients, memory, keeper);
             }
             Output::Allocate { allocation, len, place, requester } => {
@@ -106,10 +109,10 @@ impl Executor<'_> {
                 let (of_clients, requests) = self.clients.statistics();
                 values.extend(of_clients);
                 let statistics = Statistics::new(status, std::process::id(), self.started, values, requests);
-                let response = Response { id: request, answer: Answer::Statistics(statistics) };
+                let response = Response { id: request, answer: Answer::Statistics(Box::new(statistics)) };
                 self.clients.send(client, &response, Vec::new());
             }
-            Output::Notify(change) => self.clients.notify(&change),
+            Output::Notify(change) => self.clients.notify(change),
         }
         None
     }
@@ -450,17 +453,42 @@ mod tests {
     fn a_client_is_welcomed_when_the_keeper_has_its_descriptors() {
         let (mut executor, keeper) = executor();
         let (client, peer) = connected(&mut executor);
-        assert!(perform(&mut executor, Output::Admit { client, request: 5 }).is_none());
+        assert!(perform(&mut executor, Output::Admit { client, request: 5, is_repeated: false }).is_none());
         let (ToKeeper::Park(keys), count) = keeper_message(&mut executor, &keeper) else { panic!("parked") };
         assert_eq!((keys[0], count), (DescriptorKey::Pins(client).encode(), keys.len()));
         assert!(executor.parked(ParkAction::Client(client)).is_none());
         let (Response { id, answer }, fds) = response(&peer);
         let Answer::Welcome { devices, .. } = answer else { panic!("{answer:?}") };
         assert_eq!((id, fds, devices), (5, 2, vec![[7; 16]]));
-        let refused = perform(&mut executor, Output::Admit { client, request: 6 });
+        let refused = perform(&mut executor, Output::Admit { client, request: 6, is_repeated: false });
         let Some(FollowUp::Reject { refusal, ending: EndReason::Left, .. }) = refused else {
             panic!("{refused:?}")
         };
+        assert_eq!(refusal, Refusal::malformed("a second hello"));
+    }
+
+    #[test]
+    fn a_hello_that_is_sent_again_to_the_next_server_is_answered_each_time() {
+        let (mut executor, _keeper) = executor();
+        let (client, peer) = connected(&mut executor);
+        let hello = |request, is_repeated| Output::Admit { client, request, is_repeated };
+        assert!(perform(&mut executor, hello(5, false)).is_none());
+        // The server dies after the keeper has the descriptors of the client, and before it answers.
+        let mut parked = DescriptorTable::default();
+        for (key, fd) in executor.clients.get(client).unwrap().park(client).unwrap() {
+            parked.insert(key, fd);
+        }
+        let (mut next, _keeper) = self::executor();
+        assert!(next.clients.take_over(client, &mut parked).unwrap().is_some());
+        // If further servers die, the client may have sent the hello several times before one of them reads it.
+        for _ in 0..2 {
+            assert!(perform(&mut next, hello(5, true)).is_none());
+            let (Response { id, answer }, fds) = response(&peer);
+            assert!(matches!(answer, Answer::Welcome { client: welcomed, .. } if welcomed == client));
+            assert_eq!((id, fds), (5, 2));
+        }
+        let refused = perform(&mut next, hello(6, false));
+        let Some(FollowUp::Reject { refusal, .. }) = refused else { panic!("{refused:?}") };
         assert_eq!(refusal, Refusal::malformed("a second hello"));
     }
 
@@ -469,7 +497,7 @@ mod tests {
         let (mut executor, keeper) = executor();
         let (client, peer) = connected(&mut executor);
         drop(peer);
-        let follow_up = perform(&mut executor, Output::Admit { client, request: 5 });
+        let follow_up = perform(&mut executor, Output::Admit { client, request: 5, is_repeated: false });
         assert!(matches!(follow_up, Some(FollowUp::End(ended, EndReason::Closed)) if ended == client));
         assert!(executor.clients.get(client).is_some_and(|connection| connection.admitted.is_none()));
         executor.keeper.send(&ToKeeper::Ready, Vec::new());

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use crate::convert::to_usize;
 use crate::id::ClientId;
 use crate::protocol::frame;
-use crate::protocol::{Answer, Response};
+use crate::protocol::{Answer, Event, NameEvent, Response};
 use crate::server::budget::Charge;
 
 /// The maximum number of bytes of the event log. The events of the largest pack (objects that are published together) fit, also if
@@ -32,30 +32,53 @@ const COMPARED_AT_ONCE: usize = 64;
 /// The number of events that one iteration of the event loop sends to clients that watch names.
 const SENT_AT_ONCE: usize = 8;
 
+/// An event in the form in which the clients of a log receive it.
+#[derive(Debug, Clone)]
+pub(super) enum LoggedEvent {
+    Event(Event),
+    NameEvent(NameEvent),
+}
+
+impl LoggedEvent {
+    fn name(&self) -> &str {
+        match self {
+            Self::Event(event) => &event.name,
+            Self::NameEvent(event) => &event.name,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct LogEntry {
-    /// The sorted names of all objects that the event concerns.
+    event: LoggedEvent,
+    /// The sorted names of all objects that the event concerns; empty if they all have the name of the event.
     names: Vec<String>,
-    answer: Answer,
     packets: Option<Rc<[Vec<u8>]>>,
 }
 
 impl LogEntry {
     fn cost(&self) -> usize {
         let names: usize = self.names.iter().map(|name| size_of::<String>() + name.len()).sum();
-        // The name is also in the event, and in its packet.
-        ENTRY_COST + names + 2 * self.names.first().map_or(0, String::len)
+        // The name of the event is also in its packet.
+        ENTRY_COST + names + 2 * self.event.name().len()
     }
 
     /// Returns true if one of the names begins with a prefix.
     fn concerns(&self, prefix: &str) -> bool {
+        if self.names.is_empty() {
+            return self.event.name().starts_with(prefix);
+        }
         let at = self.names.partition_point(|name| name.as_str() < prefix);
         self.names.get(at).is_some_and(|name| name.starts_with(prefix))
     }
 
     fn packets(&mut self) -> Rc<[Vec<u8>]> {
         let packets = self.packets.take().unwrap_or_else(|| {
-            let response = Response { id: 0, answer: self.answer.clone() };
+            let answer = match self.event.clone() {
+                LoggedEvent::Event(event) => Answer::Event(event),
+                LoggedEvent::NameEvent(event) => Answer::NameEvent(event),
+            };
+            let response = Response { id: 0, answer };
             match frame::encode(&response, &[]) {
                 Ok(packets) => packets.into(),
                 Err(malformed) => {
@@ -174,13 +197,16 @@ impl EventWatchers {
         self.first + self.log.len() as u64
     }
 
-    /// Appends an event to the log, or drops the event if no client watches names and the log retains nothing. `names` are the
-    /// sorted names of the objects that the event concerns; `answer` returns the event with its number.
-    pub(super) fn notify(&mut self, names: Vec<String>, answer: impl FnOnce(u64) -> Answer) {
+    /// Appends an event to the log and sets its number, or drops the event if no client watches names and the log retains
+    /// nothing. `names` are the sorted names of all objects that the event concerns, or empty if they all have its name.
+    pub(super) fn notify(&mut self, mut event: LoggedEvent, names: Vec<String>) {
         if self.watchers.is_empty() && self.history == 0 {
             return;
         }
-        let entry = LogEntry { names, answer: answer(self.end()), packets: None };
+        if let LoggedEvent::Event(event) = &mut event {
+            event.revision = self.end();
+        }
+        let entry = LogEntry { event, names, packets: None };
         self.bytes += entry.cost();
         self.notified += 1;
         self.log.push_back(entry);
@@ -303,10 +329,17 @@ impl EventWatchers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::ObjectId;
+    use crate::protocol::EventKind;
     use crate::server::budget::{Amount, tests::unlimited};
 
+    fn event(name: &str) -> LoggedEvent {
+        let (object, kind) = (ObjectId::new(1, 0), EventKind::Deleted { version: 1 });
+        LoggedEvent::Event(Event { revision: 0, name: name.to_owned(), object, objects: 1, kind })
+    }
+
     fn notify(watchers: &mut EventWatchers, name: &str) {
-        watchers.notify(vec![name.to_owned()], |_| Answer::Done);
+        watchers.notify(event(name), Vec::new());
     }
 
     fn watchers(count: u64, user: u32) -> EventWatchers {
@@ -414,7 +447,7 @@ mod tests {
             add(&mut watchers, client, 7, prefix);
         }
         let names = ["p", "p/a", "p/b", "p/d"].map(str::to_owned);
-        watchers.notify(names.to_vec(), |_| Answer::Done);
+        watchers.notify(event("p"), names.to_vec());
         let mut notified = Vec::new();
         while watchers.has_work() {
             watchers.deliver(|client, _| {

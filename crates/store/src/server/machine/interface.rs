@@ -88,7 +88,7 @@ pub(crate) enum Output {
     /// Send a response to a client, with the descriptor of an allocation if `share` is set.
     Respond { client: ClientId, response: Response, share: Option<SharedAllocation> },
     /// Admit a client whose hello message is valid: send the client the index and a pin page.
-    Admit { client: ClientId, request: u64 },
+    Admit { client: ClientId, request: u64, is_repeated: bool },
     /// Allocate memory, send its descriptor to the keeper process, and report [`Input::Allocated`].
     Allocate { allocation: AllocationId, len: u64, place: u32, requester: Requester },
     /// Raise the priority of a preallocation to that of this user's requests, because a request of the user waits for the memory.

@@ -54,8 +54,8 @@ impl Retirement {
         object: ObjectId,
         objects: &mut ObjectTable<C>,
     ) -> Vec<NamedVersion> {
-        let mut named = Vec::new();
         let pack: Vec<_> = objects.pack(object).collect();
+        let mut named = Vec::with_capacity(pack.len());
         for id in pack {
             let Some((state, record)) = objects.mark_deleted(id) else { continue };
             if !objects.is_in_sealed_pack(id, &record) {

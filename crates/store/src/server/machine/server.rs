@@ -137,7 +137,7 @@ impl<C: Cells> Server<C> {
             }
             RequestKind::Hello { protocol } => {
                 state.sessions.set_protocol(client, protocol);
-                state.outputs.push(Output::Admit { client, request: id });
+                state.outputs.push(Output::Admit { client, request: id, is_repeated });
             }
             RequestKind::Create { .. } => {
                 self.creation.create(state, client, request, payload, charge, server_memory);

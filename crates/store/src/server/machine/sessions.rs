@@ -53,10 +53,11 @@ impl Sessions {
         self.clients.len()
     }
 
-    /// Adds the session of a client that has just connected.
+    /// Adds the session of a client that has just connected. A client that sends its hello message again keeps its session.
     pub(super) fn join(&mut self, client: ClientId, account: Account) {
         let drafts = BTreeSet::new();
-        self.clients.insert(client, Session { account, protocol: None, unconfirmed: None, drafts });
+        let session = || Session { account, protocol: None, unconfirmed: None, drafts };
+        self.clients.entry(client).or_insert_with(session);
     }
 
     /// Adds the session of a client that has sent its hello message to the previous server. The client's protocol version is
@@ -200,6 +201,19 @@ mod tests {
         // A client that counts more than one dead server has a protocol version that includes the count.
         assert_eq!(sessions.receive(CLIENT, &request(3, 2, RequestKind::Status)), Reception::Process);
         assert_eq!(sessions.protocol(CLIENT), COUNTS_SERVERS);
+    }
+
+    #[test]
+    fn an_inherited_client_that_sends_its_hello_again_keeps_its_drafts() {
+        let mut sessions = Sessions::new(0);
+        sessions.take_over(CLIENT, unlimited().open(USER));
+        sessions.add_draft(CLIENT, ObjectId::new(1, 0));
+        sessions.join(CLIENT, unlimited().open(USER));
+        let hello = request(1, 1, RequestKind::Hello { protocol: PROTOCOL });
+        assert_eq!(sessions.receive(CLIENT, &hello), Reception::Process);
+        sessions.set_protocol(CLIENT, PROTOCOL);
+        assert!(sessions.has_drafts(CLIENT));
+        assert_eq!(sessions.protocol(CLIENT), PROTOCOL);
     }
 
     #[test]

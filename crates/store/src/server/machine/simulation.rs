@@ -268,12 +268,14 @@ impl Simulation {
                     None
                 }
                 Output::Notify(change) => {
-                    for (event, names) in change.events() {
-                        let is_watched =
-                            |prefix: &&String| names.iter().any(|name| name.starts_with(*prefix));
-                        let watchers = self.watchers.values().filter(is_watched);
+                    let watchers = &self.watchers;
+                    change.for_each_event(|event, names| {
+                        let is_watched = |prefix: &&String| {
+                            names.iter().chain([&event.name]).any(|name| name.starts_with(*prefix))
+                        };
+                        let watchers = watchers.values().filter(is_watched);
                         answers.extend(watchers.map(|_| Answer::Event(event.clone())));
-                    }
+                    });
                     None
                 }
                 Output::Report { .. }

@@ -205,6 +205,7 @@ impl<C: Cells> StoreState<C> {
         let mut change = Change::default();
         self.objects.count_sealed(first);
         let all = self.objects.seal_members(first);
+        change.published.reserve_exact(all.len());
         for id in &all {
             let Some(NamedObject { record, replaced }) = self.objects.assign_name(*id) else { continue };
             self.waiting.name_found(&record.name, *id, &self.sessions, &mut self.outputs);
@@ -212,7 +213,12 @@ impl<C: Cells> StoreState<C> {
             let (name, version) = (record.name, record.version);
             change.published.push(NamedVersion { name, object: *id, version });
             if let Some(replaced) = replaced {
-                change.deleted.extend(self.retirement.retire(replaced, &mut self.objects));
+                let mut deleted = self.retirement.retire(replaced, &mut self.objects);
+                if change.deleted.is_empty() {
+                    change.deleted = deleted;
+                } else {
+                    change.deleted.append(&mut deleted);
+                }
             }
         }
         self.outputs.notify(change);
