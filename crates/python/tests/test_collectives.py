@@ -131,9 +131,9 @@ def test_invalid_parts_of_a_window_are_rejected() -> None:
     def work(comm: Communicator) -> None:
         window = comm.mem_alloc(4096 if comm.rank == 0 else 0)
         assert window.nbytes_of(0) == 4096 and window.nbytes_of(1) == 0
-        with pytest.raises(errors.WrongValue, match="cannot use 8 bytes at 4090"):
+        with pytest.raises(errors.WrongValue, match="cannot use 8 bytes at offset 4090"):
             window.peer(0, "uint8", (8,), offset=4090)
-        with pytest.raises(errors.WrongValue, match="cannot use 8 bytes at 0 of rank 1"):
+        with pytest.raises(errors.WrongValue, match="cannot use 8 bytes at offset 0 of rank 1"):
             window.peer(1, "float64", (1,))
         with pytest.raises(errors.WrongValue, match="cannot begin at offset 2"):
             window.peer(0, "float32", (1,), offset=2)

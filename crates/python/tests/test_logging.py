@@ -96,8 +96,9 @@ def test_an_invalid_filter_is_an_error_of_the_import() -> None:
     """
     (line,) = lines_of(run_with("loud", text))
     assert line == (
-        "BadEnvironment the environment variable `WHOLEMEM_LOG` has the invalid value `loud`: `loud` is not a level (off, error, warn, info, debug, trace), nor a target of "
-        "wholemem with a level, such as `wholemem::collective=debug`"
+        "BadEnvironment the environment variable `WHOLEMEM_LOG` has the invalid value `loud`: `loud` is neither a level "
+        "(off, error, warn, info, debug, trace) nor a target of wholemem, with or without a level, such as "
+        "`wholemem::collective=debug` or `wholemem::collective`"
     )
 
 

@@ -268,9 +268,12 @@ def test_entries_events_and_status_can_be_pickled(client: store.Client) -> None:
     watch = client.watch("travels")
     client.put("travels/a", np.zeros((4, 5), "float32"))
     client.put("travels/b", {})
+    client.put("travels/b", {})
     client.delete("travels/a")
     client.put("travels/c", {"x": b"abc"})
-    reported = [watch.next() for _ in range(4)]
+    reported = [watch.next() for _ in range(5)]
+    reported.append(client.watch("travels", after=0).next())
+    assert [event.kind for event in reported] == ["published", "published", "replaced", "deleted", "published", "missed"]
     there = [*reported, *client.list("travels"), client.status()]
     for value in there:
         for travel in (pickle.dumps, lambda it: pickle.dumps(it, 0), ForkingPickler.dumps):
@@ -289,17 +292,70 @@ def test_a_watch_returns_events(served: StoreServer, client: store.Client) -> No
         other.put("watched", b"1")
         other.put("watched", b"2")
         other.delete("watched")
-        seen = [(event.name, event.kind, event.version) for _, event in zip(range(3), watch)]
+        events = [watch.next(timeout=60) for _ in range(3)]
+        seen = [(event.name, event.kind, event.version, event.previous, event.objects) for event in events]
         assert seen == [
-            ("watched", "published", 1),
-            ("watched", "published", 2),
-            ("watched", "deleted", None),
+            ("watched", "published", 1, None, 1),
+            ("watched", "replaced", 2, 1, 1),
+            ("watched", "deleted", 2, None, 1),
         ]
+        assert [repr(event) for event in events] == [
+            "Event(name='watched', kind='published', version=1)",
+            "Event(name='watched', kind='replaced', version=2, previous=1)",
+            "Event(name='watched', kind='deleted', version=2)",
+        ]
+        assert events[0].id != events[1].id == events[2].id
+        first = events[0].revision
+        assert [event.revision for event in events] == [first, first + 1, first + 2]
         with pytest.raises(errors.Timeout):
             watch.next(timeout=0.05)
     assert list(watch) == []
     with pytest.raises(errors.Closed):
         watch.next()
+
+
+def test_a_pack_is_one_event(client: store.Client) -> None:
+    # The second watch is of an array that is only in the second pack.
+    with client.watch("packed") as watch, client.watch("packed/c") as other:
+        client.put("packed", {"a": b"1", "b": b"2"})
+        client.put("packed", {"c": b"3"})
+        id = client.stat("packed").id
+        client.delete("packed")
+        events = [watch.next(timeout=60) for _ in range(3)]
+        assert [repr(event) for event in events] == [
+            "Event(name='packed', kind='published', version=1, objects=3)",
+            "Event(name='packed', kind='replaced', version=2, previous=1, objects=2)",
+            "Event(name='packed', kind='deleted', version=2, objects=2)",
+        ]
+        assert [event.id == id for event in events] == [False, True, True]
+        assert [other.next(timeout=60) for _ in range(2)] == events[1:]
+        assert (watch.try_next(), other.try_next()) == (None, None)
+
+
+def test_a_watch_is_resumed_behind_a_revision(served: StoreServer, client: store.Client) -> None:
+    with client.watch("resumed/") as watch:
+        client.put("resumed/1", b"")
+        last = watch.next(timeout=60)
+    client.put("resumed/2", b"")
+    client.put("other", b"")
+    client.put("resumed/3", b"")
+    with served.client().watch("resumed/", after=last.revision) as watch:
+        events = [watch.next(timeout=60) for _ in range(2)]
+        assert [event.name for event in events] == ["resumed/2", "resumed/3"]
+        assert [event.revision for event in events] == [last.revision + 1, last.revision + 3]
+    for revision in [0, 2**64 - 1]:
+        for call in [lambda watch: watch.next(timeout=60), lambda watch: watch.try_next()]:
+            with client.watch("resumed/", after=revision) as watch:
+                missed = call(watch)
+                assert repr(missed) == "Event(name='resumed/', kind='missed')"
+                assert (missed.id, missed.version, missed.previous, missed.objects) == (0, None, None, 0)
+                client.put("resumed/4", b"")
+                event = watch.next(timeout=60)
+                assert (event.name, event.revision) == ("resumed/4", missed.revision + 1)
+    for revision, hint in [(-1, "pass a number that is not negative"), (2**64, "pass a number of at most 64 bits")]:
+        with pytest.raises(errors.WrongValue, match=f"{revision} is out of range") as caught:
+            client.watch("resumed/", after=revision)
+        assert caught.value.hint == hint
 
 
 def wait_for_clients(client: store.Client, count: int) -> None:

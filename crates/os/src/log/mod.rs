@@ -12,7 +12,7 @@
 //! assert_eq!(filter.level_of("wholemem_hal::cuda"), LogLevel::WARN);
 //!
 //! let error = "verbose".parse::<LogFilter>().unwrap_err();
-//! assert!(error.to_string().starts_with("`verbose` is not a level"));
+//! assert!(error.to_string().starts_with("`verbose` is neither a level"));
 //! # Ok::<(), wholemem_os::log::BadLogFilter>(())
 //! ```
 

@@ -238,16 +238,20 @@ class Client:
         """
     def status(self) -> Status:
         """Returns the status of the store: the numbers of objects and clients, and the memory in use."""
-    def watch(self, prefix: str = "") -> Watch:
+    def watch(self, prefix: str = "", *, after: Optional[int] = None) -> Watch:
         """Subscribes to the events of objects whose names begin with a prefix.
 
-        The events are: an object was published, deleted or replaced, and events were missed.
+        The events are: an object was published, replaced or deleted, and events were missed.
 
         Args:
             prefix: The beginning of the names.
+            after: The :attr:`Event.revision` of the last event that the program has seen, to resume a watch. The watch first returns the
+                events behind it. The server retains the latest events of all names, about 1 MiB of them, and a restarted server
+                has none of its predecessor: if events are lost, the first event has the kind ``missed``. ``None`` starts with the
+                next event.
 
         Returns:
-            An iterator over later events.
+            An iterator over the events.
         """
     def close(self) -> None:
         """Closes the connection to the store and the watches of the connection. Arrays from the store stay valid.
@@ -395,11 +399,11 @@ class Pack(Mapping[str, Array]):
 
 @final
 class Watch:
-    """A watch: an iterator over the events (published, deleted) of names with a prefix. The iterator waits for the next event;
-    Ctrl-C interrupts the wait.
+    """A watch: an iterator over the events (published, replaced, deleted) of names with a prefix. The iterator waits for the next
+    event; Ctrl-C interrupts the wait.
 
-    If the server is restarted, the next event has the kind ``missed``: earlier events may be lost, and later events are
-    delivered. List the objects again after it.
+    If the server is restarted, or has not retained all events behind the revision at which the watch is resumed, the next event
+    has the kind ``missed``: earlier events may be lost, and later events are delivered. List the objects again after it.
 
     >>> from wholemem import store
     >>> client = store.Client()
@@ -426,7 +430,8 @@ class Watch:
         """
     def try_next(self) -> Optional[Event]:
         """Returns the next event if it has already arrived, and ``None`` otherwise. It does not wait, so it is for event loops:
-        :meth:`fileno` is readable when events have arrived.
+        :meth:`fileno` is readable when events have arrived. Call it once before waiting for that: the descriptor is not readable
+        for the event ``missed`` of a resumed watch.
 
         It also returns ``None`` if :attr:`is_registered` is false; :meth:`next` then registers the watch.
 
@@ -463,31 +468,49 @@ class Watch:
 
 @final
 class Event:
-    """An event of a watch: an object of the store was published under a name, or deleted, or events were missed.
+    """An event of a watch: an object of the store was published, replaced or deleted, or events were missed. The objects of a pack
+    change in one event.
 
     >>> from wholemem import store
     >>> client = store.Client()
     >>> watch = client.watch("watched")
-    >>> version = client.put("watched", b"bytes")
+    >>> versions = client.put("watched", b"old"), client.put("watched", b"new")
+    >>> watch.next()
+    Event(name='watched', kind='published', version=1)
     >>> event = watch.next()
-    >>> event.name, event.kind, event.version == version
-    ('watched', 'published', True)
+    >>> event.kind, (event.previous, event.version) == versions
+    ('replaced', True)
+    >>> client.watch("watched", after=event.revision).try_next() is None
+    True
     """
 
     @property
     def name(self) -> str:
-        """The name of the event's object; if the kind is ``missed``, the prefix of the watch."""
+        """The name of the event's object, for a pack that of the pack; if the kind is ``missed``, the prefix of the watch."""
     @property
     def id(self) -> int:
-        """The id of the event's object; 0 if the kind is ``missed``."""
+        """The id of the event's object, for a pack that of the pack; 0 if the kind is ``missed``."""
     @property
     def kind(self) -> str:
-        """The kind of the event. ``published``: the object is now the current object of its name. ``deleted``: the object was
-        deleted, and no object has its name now. ``missed``: the server was restarted, and events of names with the prefix may be lost.
+        """The kind of the event. ``published``: the object has its name now, and no object had the name before. ``replaced``: the object
+        has its name now, and the object that had the name before is deleted. ``deleted``: the object was deleted, and no object has
+        its name now. ``missed``: events of names with the prefix may be lost, because the server was restarted or, if the watch was
+        resumed, because the server has not retained them.
         """
     @property
     def version(self) -> Optional[int]:
-        """The version that the published object has under its name; ``None`` for other kinds of events."""
+        """The version of the event's object under its name; ``None`` if the kind is ``missed``."""
+    @property
+    def previous(self) -> Optional[int]:
+        """The version of the object that had the name before; ``None`` unless the kind is ``replaced``."""
+    @property
+    def objects(self) -> int:
+        """The number of objects that changed: 1, or for a pack one more than the arrays in it; 0 if the kind is ``missed``."""
+    @property
+    def revision(self) -> int:
+        """The number of the event in its store, which is larger than that of every earlier event: ``client.watch(after=...)`` resumes a
+        watch behind it. If the kind is ``missed``, the next event is behind this number.
+        """
     @staticmethod
     def _restored(*values: Any) -> Event:
         """Creates an event of a watch from its pickled values."""

@@ -21,7 +21,7 @@ use super::watch::Watch;
 use crate::array::{Element, Layout};
 use crate::device::DeviceName;
 use crate::error::{Exception, IntoPyResult};
-use crate::number::Shape;
+use crate::number::{Shape, optional_unsigned};
 use crate::wait::{ClosedFlag, run_blocking, run_blocking_unless};
 
 /// A connection to an object store that ``wholemem serve`` runs. Threads may share a connection; a forked child process
@@ -455,17 +455,30 @@ impl Client {
 
     /// Subscribes to the events of objects whose names begin with a prefix.
     ///
-    /// The events are: an object was published, deleted or replaced, and events were missed.
+    /// The events are: an object was published, replaced or deleted, and events were missed.
     ///
     /// Args:
     ///     prefix: The beginning of the names.
+    ///     after: The :attr:`Event.revision` of the last event that the program has seen, to resume a watch. The watch first returns the
+    ///         events behind it. The server retains the latest events of all names, about 1 MiB of them, and a restarted server
+    ///         has none of its predecessor: if events are lost, the first event has the kind ``missed``. ``None`` starts with the
+    ///         next event.
     ///
     /// Returns:
-    ///     An iterator over later events.
-    #[pyo3(signature = (prefix=""))]
-    fn watch(&self, py: Python<'_>, prefix: &str) -> PyResult<Watch> {
+    ///     An iterator over the events.
+    #[pyo3(signature = (prefix="", *, after=None))]
+    fn watch(
+        &self,
+        py: Python<'_>,
+        prefix: &str,
+        #[pyo3(from_py_with = optional_unsigned)] after: Option<u64>,
+    ) -> PyResult<Watch> {
         let client = self.connection().into_py()?;
-        Watch::new(self.run_blocking(py, || client.watch(prefix))?, &self.closed).into_py()
+        let watch = self.run_blocking(py, || match after {
+            Some(revision) => client.watch_after(prefix, revision),
+            None => client.watch(prefix),
+        })?;
+        Watch::new(watch, &self.closed).into_py()
     }
 
     /// Closes the connection to the store and the watches of the connection. Arrays from the store stay valid.

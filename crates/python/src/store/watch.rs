@@ -1,4 +1,4 @@
-//! Watches: iterators that wait for the events (published, deleted) of names with a prefix.
+//! Watches: iterators that wait for the events (published, replaced, deleted) of names with a prefix.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -13,47 +13,77 @@ use crate::error::{Exception, IntoPyResult};
 use crate::wait::{ClosedFlag, run_blocking_unless};
 
 const PUBLISHED: &str = "published";
+const REPLACED: &str = "replaced";
 const DELETED: &str = "deleted";
 const MISSED: &str = "missed";
-const KINDS: [&str; 3] = [PUBLISHED, DELETED, MISSED];
+const KINDS: [&str; 4] = [PUBLISHED, REPLACED, DELETED, MISSED];
 
-/// An event of a watch: an object of the store was published under a name, or deleted, or events were missed.
+/// The values of a pickled event: its fields in their order.
+type Pickled = (String, u64, String, Option<u64>, Option<u64>, u64, u64);
+
+/// An event of a watch: an object of the store was published, replaced or deleted, or events were missed. The objects of a pack
+/// change in one event.
 ///
 /// >>> from wholemem import store
 /// >>> client = store.Client()
 /// >>> watch = client.watch("watched")
-/// >>> version = client.put("watched", b"bytes")
+/// >>> versions = client.put("watched", b"old"), client.put("watched", b"new")
+/// >>> watch.next()
+/// Event(name='watched', kind='published', version=1)
 /// >>> event = watch.next()
-/// >>> event.name, event.kind, event.version == version
-/// ('watched', 'published', True)
+/// >>> event.kind, (event.previous, event.version) == versions
+/// ('replaced', True)
+/// >>> client.watch("watched", after=event.revision).try_next() is None
+/// True
 #[pyclass(frozen, eq, hash, get_all, module = "wholemem.store")]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Event {
-    /// The name of the event's object; if the kind is ``missed``, the prefix of the watch.
+    /// The name of the event's object, for a pack that of the pack; if the kind is ``missed``, the prefix of the watch.
     name: String,
-    /// The id of the event's object; 0 if the kind is ``missed``.
+    /// The id of the event's object, for a pack that of the pack; 0 if the kind is ``missed``.
     id: u64,
-    /// The kind of the event. ``published``: the object is now the current object of its name. ``deleted``: the object was
-    /// deleted, and no object has its name now. ``missed``: the server was restarted, and events of names with the prefix may be lost.
+    /// The kind of the event. ``published``: the object has its name now, and no object had the name before. ``replaced``: the object
+    /// has its name now, and the object that had the name before is deleted. ``deleted``: the object was deleted, and no object has
+    /// its name now. ``missed``: events of names with the prefix may be lost, because the server was restarted or, if the watch was
+    /// resumed, because the server has not retained them.
     kind: &'static str,
-    /// The version that the published object has under its name; ``None`` for other kinds of events.
+    /// The version of the event's object under its name; ``None`` if the kind is ``missed``.
     version: Option<u64>,
+    /// The version of the object that had the name before; ``None`` unless the kind is ``replaced``.
+    previous: Option<u64>,
+    /// The number of objects that changed: 1, or for a pack one more than the arrays in it; 0 if the kind is ``missed``.
+    objects: u64,
+    /// The number of the event in its store, which is larger than that of every earlier event: ``client.watch(after=...)`` resumes a
+    /// watch behind it. If the kind is ``missed``, the next event is behind this number.
+    revision: u64,
 }
 
 impl Event {
     fn new(event: wholemem_store::Event) -> Self {
-        let (kind, version) = match event.kind {
-            EventKind::Published { version } | EventKind::Replaced { version, .. } => {
-                (PUBLISHED, Some(version))
-            }
-            _ => (DELETED, None),
+        let (kind, version, previous) = match event.kind {
+            EventKind::Published { version } => (PUBLISHED, version, None),
+            EventKind::Replaced { version, previous } => (REPLACED, version, Some(previous)),
+            EventKind::Deleted { version } => (DELETED, version, None),
+            other => unreachable!("this package and the store library have one version: {other:?}"),
         };
-        Self { name: event.name, id: event.object.as_u64(), kind, version }
+        let wholemem_store::Event { name, object, objects, revision, .. } = event;
+        Self { name, id: object.as_u64(), kind, version: Some(version), previous, objects, revision }
     }
 
-    /// Creates the event for a restart of the server: events of names with the given prefix may be lost.
-    fn missed(prefix: String) -> Self {
-        Self { name: prefix, id: 0, kind: MISSED, version: None }
+    /// Creates the event for lost events: events of names with the prefix up to the revision may be lost.
+    fn missed(prefix: String, revision: u64) -> Self {
+        Self { name: prefix, id: 0, kind: MISSED, version: None, previous: None, objects: 0, revision }
+    }
+
+    /// Returns the event of an outcome of a watch: lost events are an event, too.
+    fn from_outcome(
+        outcome: Result<wholemem_store::Event, Error>,
+        watch: &wholemem_store::Watch,
+    ) -> Result<Self, Error> {
+        match outcome {
+            Err(Error::EventsMissed { prefix }) => Ok(Self::missed(prefix, watch.revision())),
+            outcome => outcome.map(Self::new),
+        }
     }
 }
 
@@ -63,29 +93,32 @@ impl Event {
     #[staticmethod]
     #[pyo3(signature = (*values))]
     fn _restored(values: &Bound<'_, PyTuple>) -> PyResult<Self> {
-        let (name, id, pickled, version) = values.extract::<(String, u64, String, Option<u64>)>()?;
+        let (name, id, pickled, version, previous, objects, revision) = values.extract::<Pickled>()?;
         let unknown = || Exception::new("WrongValue", format!("the event kind `{pickled}` does not exist"));
         let kind = KINDS.into_iter().find(|kind| *kind == pickled).ok_or_else(unknown).into_py()?;
-        Ok(Self { name, id, kind, version })
+        Ok(Self { name, id, kind, version, previous, objects, revision })
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
-        let Self { name, id, kind, version } = slf.get();
-        Ok((slf.get_type().getattr("_restored")?, (name, id, kind, version).into_pyobject(slf.py())?))
+        let Self { name, id, kind, version, previous, objects, revision } = slf.get();
+        let values = (name, id, kind, version, previous, objects, revision);
+        Ok((slf.get_type().getattr("_restored")?, values.into_pyobject(slf.py())?))
     }
 
     fn __repr__(&self) -> String {
         let Self { name, kind, .. } = self;
         let version = self.version.map(|version| format!(", version={version}")).unwrap_or_default();
-        format!("Event(name='{name}', kind='{kind}'{version})")
+        let previous = self.previous.map(|previous| format!(", previous={previous}")).unwrap_or_default();
+        let objects = if self.objects > 1 { format!(", objects={}", self.objects) } else { String::new() };
+        format!("Event(name='{name}', kind='{kind}'{version}{previous}{objects})")
     }
 }
 
-/// A watch: an iterator over the events (published, deleted) of names with a prefix. The iterator waits for the next event;
-/// Ctrl-C interrupts the wait.
+/// A watch: an iterator over the events (published, replaced, deleted) of names with a prefix. The iterator waits for the next
+/// event; Ctrl-C interrupts the wait.
 ///
-/// If the server is restarted, the next event has the kind ``missed``: earlier events may be lost, and later events are
-/// delivered. List the objects again after it.
+/// If the server is restarted, or has not retained all events behind the revision at which the watch is resumed, the next event
+/// has the kind ``missed``: earlier events may be lost, and later events are delivered. List the objects again after it.
 ///
 /// >>> from wholemem import store
 /// >>> client = store.Client()
@@ -140,16 +173,16 @@ impl Watch {
             let mut open = self.open()?;
             open.take_if(|_| is_closed());
             let Some(watch) = open.as_mut() else { return Ok(None) };
-            match watch.next(deadline) {
+            let outcome = watch.next(deadline);
+            match Event::from_outcome(outcome, watch) {
                 Err(Error::Interrupted) if is_closed() => {
                     drop(open.take());
                     Ok(None)
                 }
-                Err(Error::EventsMissed { prefix }) => Ok(Some(Event::missed(prefix))),
                 Err(Error::TimedOut) => {
                     Err(Exception::new("Timeout", "no event arrived in time").code("timed-out"))
                 }
-                outcome => Ok(outcome.map(|event| Some(Event::new(event)))?),
+                outcome => Ok(outcome.map(Some)?),
             }
         })
     }
@@ -189,7 +222,8 @@ impl Watch {
     }
 
     /// Returns the next event if it has already arrived, and ``None`` otherwise. It does not wait, so it is for event loops:
-    /// :meth:`fileno` is readable when events have arrived.
+    /// :meth:`fileno` is readable when events have arrived. Call it once before waiting for that: the descriptor is not readable
+    /// for the event ``missed`` of a resumed watch.
     ///
     /// It also returns ``None`` if :attr:`is_registered` is false; :meth:`next` then registers the watch.
     ///
@@ -198,8 +232,11 @@ impl Watch {
     ///     wholemem.errors.Closed: The watch or its client is closed.
     ///     wholemem.errors.ServerLost: The store has ended.
     fn try_next(&self) -> PyResult<Option<Event>> {
-        let event = self.with_open(wholemem_store::Watch::try_next).into_py()?;
-        event.map(|event| event.map(Event::new)).map_err(Exception::from).into_py()
+        let event = self.with_open(|watch| {
+            let outcome = watch.try_next().transpose();
+            outcome.map(|outcome| Event::from_outcome(outcome, watch)).transpose()
+        });
+        event.into_py()?.map_err(Exception::from).into_py()
     }
 
     /// Returns the file descriptor of the watch, for event loops. It is readable if an event has arrived, if the server was

@@ -76,18 +76,27 @@ impl Watch {
     /// watch with the new server.
     ///
     /// # Errors
+    /// [`Error::EventsMissed`] if events behind the revision at which the watch was resumed are lost. The descriptor is not readable
+    /// for this error, so the first call must not wait for it.
     /// [`Error::Disconnected`] as for [`Watch::next`].
     pub fn try_next(&mut self) -> Result<Option<Event>> {
         if self.is_unregistered {
             return Ok(None);
         }
+        if std::mem::take(&mut self.has_missed) {
+            return Err(Error::EventsMissed { prefix: self.prefix.clone() });
+        }
         match self.connection.event(Deadline::NOW) {
+            Ok(Some(event)) => {
+                self.revision = Some(event.revision);
+                Ok(Some(event))
+            }
             Ok(None) => {
                 self.is_unregistered = true;
                 Ok(None)
             }
             Err(Error::TimedOut) => Ok(None),
-            outcome => outcome,
+            Err(error) => Err(error),
         }
     }
 

@@ -111,3 +111,22 @@ fn a_watch_is_resumed_behind_the_last_seen_revision() {
     client.put("a/4", b"x").unwrap();
     assert_eq!(next(&mut late).0, "a/4");
 }
+
+#[test]
+fn a_polled_watch_reports_lost_events_first_and_has_the_revision_of_its_last_event() {
+    let store = TestStore::start();
+    let client = store.client();
+    let mut watch = client.watch_after("a/", 0).unwrap();
+    client.put("a/1", b"x").unwrap();
+    let missed = watch.try_next().unwrap_err();
+    assert!(matches!(&missed, Error::EventsMissed { prefix } if prefix == "a/"), "{missed}");
+    let event = loop {
+        if let Some(event) = watch.try_next().unwrap() {
+            break event;
+        }
+    };
+    assert_eq!((event.name.as_str(), event.revision), ("a/1", watch.revision()));
+    client.put("a/2", b"x").unwrap();
+    let mut resumed = client.watch_after("a/", watch.revision()).unwrap();
+    assert_eq!(next(&mut resumed).0, "a/2");
+}

@@ -330,18 +330,20 @@ class AsyncClient:
         """Returns the status of the store: the numbers of objects and clients, and the memory in use."""
         return await self._submit(self.sync.status)
 
-    def watch(self, prefix: str = "") -> AsyncWatch:
+    def watch(self, prefix: str = "", *, after: Optional[int] = None) -> AsyncWatch:
         """Subscribes to the events of names with a prefix: ``async for event in client.watch("model")``.
 
         The subscription begins with the iteration, or with an ``async with`` block.
 
         Args:
             prefix: The beginning of the names.
+            after: The :attr:`Event.revision` of the last event that the program has seen, to resume a watch, as of
+                :meth:`wholemem.store.Client.watch`. ``None`` starts with the next event.
 
         Returns:
-            An asynchronous iterator over later events.
+            An asynchronous iterator over the events.
         """
-        return AsyncWatch(self, prefix)
+        return AsyncWatch(self, prefix, after)
 
     async def close(self) -> None:
         """Closes the connection and its watches, and waits for the threads of the client. Arrays from the store stay valid.
@@ -385,18 +387,21 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 class AsyncWatch:
-    """An asynchronous iterator over the events (published, deleted) of names with a prefix. :meth:`AsyncClient.watch` creates it.
+    """An asynchronous iterator over the events (published, replaced, deleted) of names with a prefix, which
+    :meth:`AsyncClient.watch` creates.
 
     Cancelling a task that waits for an event loses no event. If the server is restarted, the next event has the kind ``missed``.
 
     Args:
         client: The client.
         prefix: The beginning of the names.
+        after: The revision behind which the watch is resumed, or ``None``.
     """
 
-    def __init__(self, client: AsyncClient, prefix: str) -> None:
+    def __init__(self, client: AsyncClient, prefix: str, after: Optional[int] = None) -> None:
         self._client = client
         self._prefix = prefix
+        self._after = after
         self._watch: Optional[Watch] = None
         # The request to register the watch with a new server, whose result is the event `missed`. It is kept if its task is cancelled.
         self._registration: Optional[asyncio.Future[Event]] = None
@@ -419,7 +424,7 @@ class AsyncWatch:
         if self._watch is None:
             self._client._watches.add(self)
             try:
-                watch = await self._client._submit(self._client.sync.watch, self._prefix)
+                watch = await self._client._submit(self._client.sync.watch, self._prefix, after=self._after)
             except BaseException:
                 self._client._watches.discard(self)
                 raise
@@ -491,7 +496,8 @@ class AsyncWatch:
         """Waits for an event after which a name may exist, and returns false if none arrived in time."""
         while True:
             event = await self._next(time)
-            if event is None or event.kind == "missed" or (event.kind, event.name) == ("published", name):
+            # The event of a pack has the name of the pack, and the name may be that of an array in it.
+            if event is None or event.kind == "missed" or (event.kind != "deleted" and (event.name == name or event.objects > 1)):
                 return event is not None
 
     async def _wait(self, descriptor: int, seconds: Optional[float]) -> None:
