@@ -9,6 +9,7 @@
 #include <wholemem/graph.hpp>
 #include <wholemem/memory.hpp>
 #include <wholemem/span.hpp>
+#include <wholemem/store.hpp>
 #include <wholemem/symmetric.hpp>
 #include <wholemem/tensor.hpp>
 #include <wholemem/timeout.hpp>

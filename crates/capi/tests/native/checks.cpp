@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <string>
 #include <vector>
 
 #include <unistd.h>
@@ -146,6 +148,37 @@ void rows_are_added(const Communicator &communicator, const WholeTensor &table)
     table.read_rows<float>(0, all);
     REQUIRE(all == expected);
     barrier(communicator);
+}
+
+/// Every rank creates an object, and reads that of the next rank without a copy.
+void objects_are_shared(const Communicator &communicator)
+{
+    const std::uint32_t rank = communicator.rank(), next = (rank + 1) % communicator.size();
+    const auto store = wholemem::StoreClient::connect();
+    const auto name = [](std::uint32_t of) { return "object-" + std::to_string(of); };
+    const auto draft = store.create(name(rank), 1 << 20);
+    const auto memory = draft.bytes();
+    std::fill(memory.begin(), memory.end(), static_cast<std::byte>(rank + 1));
+    REQUIRE(draft.seal().version == 1);
+    const auto object = store.get_object(name(next), std::chrono::seconds(60));
+    const auto bytes = object.bytes();
+    REQUIRE(bytes.size() == 1 << 20 && object.entry().name == name(next));
+    REQUIRE(std::count(bytes.begin(), bytes.end(), static_cast<std::byte>(next + 1)) == 1 << 20);
+    barrier(communicator);
+    store.remove(name(rank));
+    // The object lives while a client holds it.
+    barrier(communicator);
+    REQUIRE(bytes[0] == static_cast<std::byte>(next + 1));
+    const std::vector<std::byte> small(10, static_cast<std::byte>(rank));
+    store.put(name(rank), small);
+    REQUIRE(store.get_object(name(rank)).bytes().size() == 10 && store.status().objects >= 1);
+    store.remove(name(rank));
+    try {
+        static_cast<void>(store.get_object(name(rank)));
+        REQUIRE(false && "the object was deleted");
+    } catch (const wholemem::Error &error) {
+        REQUIRE(error.status() == WM_ERROR_STORE_NO_SUCH_NAME);
+    }
 }
 
 /// The header for kernels finds the elements, on the host.
@@ -311,6 +344,9 @@ void check_rank(const Communicator &communicator)
     const auto symmetric = SymmetricMemory::create(communicator);
     host_values_are_reduced(communicator, symmetric);
     windows_are_reduced_in_place(communicator, symmetric);
+    // The step runs the tests with a store; the GPU bundle runs them without one.
+    if (std::getenv("WHOLEMEM_SOCKET") != nullptr)
+        objects_are_shared(communicator);
     // The default stream of CUDA cannot be captured.
     if (is_host)
         graphs_repeat_captured_calls(communicator, symmetric);
