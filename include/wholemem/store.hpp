@@ -61,6 +61,21 @@ public:
     }
 };
 
+/// A subscription to the events of objects.
+class StoreWatch : public detail::Handle<wm_store_watch_t, wm_store_watch_destroy> {
+public:
+    using Handle::Handle;
+
+    /// Waits for the next event, such as `WM_STORE_EVENT_REPLACED`. Its `revision` is an argument of `StoreClient::watch_after`.
+    wm_store_event_t next(Timeout timeout = Timeout::infinite()) const
+    {
+        wm_store_event_t event = {};
+        event.struct_size = sizeof event;
+        check(wm_store_watch_next(get(), timeout.nanoseconds(), &event));
+        return event;
+    }
+};
+
 /// A connection to a store.
 class StoreClient : public detail::Handle<wm_store_t, wm_store_destroy> {
 public:
@@ -105,6 +120,23 @@ public:
 
     /// Deletes the object that has a name. Processes that hold it keep it.
     void remove(const std::string &name) const { check(wm_store_delete_name(get(), name.c_str())); }
+
+    /// Subscribes to the events of objects whose names begin with `prefix`.
+    StoreWatch watch(const std::string &prefix = {}) const
+    {
+        wm_store_watch_t watch = {};
+        check(wm_store_watch(get(), prefix.c_str(), &watch));
+        return StoreWatch(watch);
+    }
+
+    /// Subscribes as `watch`, and first returns the events after the one with this revision. If the store does not have all of them any
+    /// more, the first call of `next` throws `WM_ERROR_STORE_EVENTS_MISSED`.
+    StoreWatch watch_after(const std::string &prefix, std::uint64_t revision) const
+    {
+        wm_store_watch_t watch = {};
+        check(wm_store_watch_after(get(), prefix.c_str(), revision, &watch));
+        return StoreWatch(watch);
+    }
 
     /// The numbers of objects and clients, and the memory that the store uses.
     wm_store_status_t status() const

@@ -4,9 +4,11 @@
 
 #include <wholemem/communicator.hpp>
 #include <wholemem/device.hpp>
+#include <wholemem/doctor.hpp>
 #include <wholemem/dtype.hpp>
 #include <wholemem/error.hpp>
 #include <wholemem/graph.hpp>
+#include <wholemem/log.hpp>
 #include <wholemem/memory.hpp>
 #include <wholemem/span.hpp>
 #include <wholemem/store.hpp>
