@@ -334,8 +334,7 @@ fn a_watch_gets_events_and_ends_when_it_is_freed() {
     // SAFETY: the pointer is valid, and the structure has the size in its first field.
     ok(unsafe { wm_store_watch_next(watch, 60 * SECOND, &raw mut next) });
     let first = next.revision;
-    let summary =
-        |next: &wm_store_event_t| (next.kind, next.id, next.version, next.previous, next.objects);
+    let summary = |next: &wm_store_event_t| (next.kind, next.id, next.version, next.previous, next.objects);
     let rest =
         [(WM_STORE_EVENT_REPLACED, replacing.id, 2, 1, 1), (WM_STORE_EVENT_DELETED, replacing.id, 2, 0, 1)];
     assert_eq!(summary(&next), rest[0]);
