@@ -1,8 +1,9 @@
-// Tests the parts of the C++ interface without ranks: spans, timeouts, element types, errors and owners of handles.
+// Tests the parts of the C++ interface without ranks: spans, timeouts, element types, errors, owners of handles, the doctor and log events.
 
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -107,6 +108,47 @@ void owners_are_moved_and_free_their_handles()
     first.reset();
 }
 
+void the_doctor_reports_the_host_backend()
+{
+    REQUIRE(wholemem::doctor().find("\nhost: available\n") != std::string::npos);
+    REQUIRE(wholemem::doctor(wholemem::ReportFormat::Json).front() == '{');
+}
+
+void log_events_are_passed_to_a_function()
+{
+    using wholemem::LogSubscription;
+    // The thread of the subscription writes, which has ended when the subscription has.
+    std::vector<std::string> targets;
+    const auto record = [&](const wholemem::LogEvent &event) { targets.emplace_back(event.target); };
+    const auto make_events = [] {
+        const auto backend = wholemem::Backend::open(wholemem::BackendKind::Host, 2);
+        wholemem::Communicator::local(backend.devices());
+    };
+    auto first = LogSubscription::subscribe("trace", record);
+    try {
+        static_cast<void>(LogSubscription::subscribe("trace", record));
+        REQUIRE(false && "there is a subscription");
+    } catch (const wholemem::Error &error) {
+        REQUIRE(error.status() == WM_ERROR_BUSY);
+    }
+    auto second = std::move(first);
+    REQUIRE(!first && second);
+    make_events();
+    second = LogSubscription();
+    REQUIRE(!second && !targets.empty() && targets[0].rfind("wholemem", 0) == 0);
+    const std::size_t seen = targets.size();
+    make_events();
+    REQUIRE(targets.size() == seen);
+    const auto third = LogSubscription::subscribe("trace", record);
+    REQUIRE(third);
+    try {
+        static_cast<void>(LogSubscription::subscribe("trace", nullptr));
+        REQUIRE(false && "the function is empty");
+    } catch (const wholemem::Error &error) {
+        REQUIRE(error.status() == WM_ERROR_INVALID_ARGUMENT);
+    }
+}
+
 } // namespace
 
 int main()
@@ -117,6 +159,8 @@ int main()
         element_types_are_those_of_the_types();
         errors_carry_what_the_library_knows();
         owners_are_moved_and_free_their_handles();
+        the_doctor_reports_the_host_backend();
+        log_events_are_passed_to_a_function();
     } catch (const std::exception &error) {
         std::fprintf(stderr, "error: %s\n", error.what());
         return 1;
