@@ -34,7 +34,7 @@ fn compile(compiler: &str, name: &str, program: &Path) {
     let mut compile = Command::new(compiler);
     compile.args(["-std=c11", "-O1", "-Wall", "-Wextra", "-pedantic", "-Werror", "-pthread", &include, "-o"]);
     compile.arg(program).arg(source).arg(format!("-L{}", libraries.display()));
-    compile.args(["-lwholemem_capi", &run_path(&libraries)]);
+    compile.args(["-lwholemem_capi", &run_path(program.parent().unwrap())]);
     let output = compile.output().unwrap();
     assert!(output.status.success(), "{compiler}: {}", String::from_utf8_lossy(&output.stderr));
 }

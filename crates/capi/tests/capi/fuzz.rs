@@ -267,7 +267,7 @@ fn random_calls_from_several_threads_return_statuses_and_leak_nothing() {
     compile.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-o"]).arg(&program);
     compile.arg(root.join("crates/capi/tests/c/fuzz.c")).arg(format!("-I{}", folder.path().display()));
     compile.arg(format!("-I{}", root.join("include").display())).arg(format!("-L{}", libraries.display()));
-    compile.args(["-lwholemem_capi", &run_path(&libraries)]);
+    compile.args(["-lwholemem_capi", &run_path(folder.path())]);
     let output = compile.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 

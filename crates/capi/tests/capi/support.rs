@@ -71,8 +71,13 @@ pub(crate) fn library_folder() -> PathBuf {
     folder
 }
 
-/// Returns the linker's option for a program that loads the library from a folder, even if `LD_LIBRARY_PATH`, which cargo sets, has an
-/// older one.
+/// Creates a link to the shared library in `folder`, with the name under which programs load it, and returns the linker's option for a
+/// program that loads it from there, even if `LD_LIBRARY_PATH`, which cargo sets, has an older one.
 pub(crate) fn run_path(folder: &Path) -> String {
+    let name = format!("libwholemem.so.{}", wholemem_capi::version::WM_ABI_MAJOR);
+    let link = folder.join(name);
+    if !link.exists() {
+        std::os::unix::fs::symlink(library_folder().join("libwholemem_capi.so"), link).unwrap();
+    }
     format!("-Wl,--disable-new-dtags,-rpath,{}", folder.display())
 }
