@@ -155,6 +155,17 @@ fn shared(rank: &wholemem_testkit::Rank) -> (Layout, String, u32) {
     (layout, shared.to_owned(), u32::try_from(rank.id()).expect("small"))
 }
 
+/// Makes rank `at` wait until all ranks have left the barrier before this call. If a rank died or stopped earlier, ranks that are still
+/// in the barrier would get an error.
+fn wait_until_all_have_left(rank: &wholemem_testkit::Rank, at: usize) {
+    if rank.id() != at {
+        return rank.send(at, b"ready", &[]);
+    }
+    for peer in (0..rank.count()).filter(|peer| *peer != at) {
+        assert_eq!(rank.recv(peer).0, b"ready");
+    }
+}
+
 /// Kills ranks of a group that waits in a barrier, and checks the error of every survivor.
 fn kill(test: &str, number: usize, victims: &'static [usize]) {
     let layout = LAYOUTS[number];
@@ -167,18 +178,13 @@ fn kill(test: &str, number: usize, victims: &'static [usize]) {
         let (layout, shared, own) = shared(rank);
         let comm = join_within(&shared, layout, own, TIMEOUT).expect("a group");
         comm.barrier().expect("all ranks take part");
-        let survivors: Vec<_> = (0..rank.count()).filter(|rank| !victims.contains(rank)).collect();
+        let killer = (0..rank.count()).find(|rank| !victims.contains(rank)).expect("a survivor");
+        wait_until_all_have_left(rank, killer);
         if victims.contains(&rank.id()) {
-            rank.send(survivors[0], b"ready", &[]);
             rank.wait_to_be_killed();
         }
-        if rank.id() == survivors[0] {
-            for victim in victims {
-                assert_eq!(rank.recv(*victim).0, b"ready");
-            }
-            for victim in victims {
-                rank.kill(*victim);
-            }
+        if rank.id() == killer {
+            victims.iter().for_each(|victim| rank.kill(*victim));
         }
         let error = comm.barrier().expect_err("a rank has died");
         let is_victim = |rank: &Rank| victims.contains(&rank.index());
@@ -226,15 +232,14 @@ fn stop(test: &str, number: usize, victims: &'static [usize]) {
         let comm = join_within(&shared, layout, own, TIMEOUT).expect("a group");
         comm.barrier().expect("all ranks take part");
         let others: Vec<_> = (0..rank.count()).filter(|rank| !victims.contains(rank)).collect();
+        wait_until_all_have_left(rank, others[0]);
         if victims.contains(&rank.id()) {
-            rank.send(others[0], b"ready", &[]);
             rank.wait_to_be_killed();
         }
         let processes: Vec<_> =
             victims.iter().map(|victim| PidFd::open(rank.pid(*victim)).expect("it lives")).collect();
         if rank.id() == others[0] {
-            for (victim, process) in victims.iter().zip(&processes) {
-                assert_eq!(rank.recv(*victim).0, b"ready");
+            for process in &processes {
                 process.signal(Signal::STOP).expect("it can be stopped");
             }
         }
@@ -468,12 +473,11 @@ fn the_survivors_of_a_death_form_a_new_group_over_several_nodes() {
         let (first, second) = parameter.split_once(';').expect("two groups");
         let comm = join_within(first, LAYOUTS[1], own, TIMEOUT).expect("a group");
         comm.barrier().expect("all ranks take part");
+        wait_until_all_have_left(rank, 0);
         if own == 2 {
-            rank.send(0, b"ready", &[]);
             rank.wait_to_be_killed();
         }
         if own == 0 {
-            assert_eq!(rank.recv(2).0, b"ready");
             rank.kill(2);
         }
         assert_eq!(comm.barrier(), Err(Error::PeerLost { rank: Rank(2) }));

@@ -20,8 +20,11 @@ const OLDEST: (u32, u32) = (3, 24);
 
 const FOLDER: &str = "target/tools/valgrind";
 
-/// The source of the package.
-const SOURCE: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie main\n";
+/// The Debian release that has the package.
+const RELEASE: &str = "trixie";
+
+/// The keys of Debian's archive.
+const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
@@ -93,7 +96,8 @@ fn fetch(folder: &Path) -> Result<()> {
     for part in ["lists/partial", "cache/archives/partial", "state"] {
         fs::create_dir_all(apt.join(part))?;
     }
-    fs::write(apt.join("sources.list"), SOURCE)?;
+    let archive = debian_archive()?;
+    fs::write(apt.join("sources.list"), format!("deb [signed-by={KEYS}] {archive} {RELEASE} main\n"))?;
     fs::write(apt.join("state/status"), "")?;
     let get = |arguments: &[&str]| {
         let mut get = Command::new("apt-get");
@@ -120,6 +124,14 @@ fn fetch(folder: &Path) -> Result<()> {
     command::run(Command::new("dpkg").arg("--extract").arg(package).arg(&unfinished))?;
     fs::remove_dir_all(&apt)?;
     fs::rename(&unfinished, folder).with_context(|| format!("cannot rename to {}", folder.display()))
+}
+
+/// Returns the address of the Debian archive from which this system installs packages.
+fn debian_archive() -> Result<String> {
+    let format = ["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"];
+    let archives = command::capture(Command::new("apt-get").args(format))?;
+    let archive = archives.lines().find(|archive| archive.trim_end_matches('/').ends_with("/debian"));
+    Ok(archive.context("apt has no archive of Debian among its sources")?.to_owned())
 }
 
 /// Returns the version in the output of `valgrind --version`, such as `valgrind-3.24.0`.
