@@ -96,7 +96,7 @@ fn fetch(folder: &Path) -> Result<()> {
     for part in ["lists/partial", "cache/archives/partial", "state"] {
         fs::create_dir_all(apt.join(part))?;
     }
-    let archive = debian_archive()?;
+    let archive = debian_archive(&apt)?;
     fs::write(apt.join("sources.list"), format!("deb [signed-by={KEYS}] {archive} {RELEASE} main\n"))?;
     fs::write(apt.join("state/status"), "")?;
     let get = |arguments: &[&str]| {
@@ -126,12 +126,17 @@ fn fetch(folder: &Path) -> Result<()> {
     fs::rename(&unfinished, folder).with_context(|| format!("cannot rename to {}", folder.display()))
 }
 
-/// Returns the address of the Debian archive from which this system installs packages.
-fn debian_archive() -> Result<String> {
-    let format = ["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"];
-    let archives = command::capture(Command::new("apt-get").args(format))?;
-    let archive = archives.lines().find(|archive| archive.trim_end_matches('/').ends_with("/debian"));
-    Ok(archive.context("apt has no archive of Debian among its sources")?.to_owned())
+/// Returns the address of the Debian archive from which this system installs packages, also if its lists of packages are empty.
+fn debian_archive(apt: &Path) -> Result<String> {
+    let lists = format!("Dir::State::Lists={}", apt.join("lists").display());
+    let files = command::capture(Command::new("apt-get").args(["update", "--print-uris", "-o", &lists]))?;
+    archive_of(&files).context("apt has no archive of Debian among its sources")
+}
+
+/// Returns the address of Debian's archive in the output of `apt-get update --print-uris`.
+fn archive_of(files: &str) -> Option<String> {
+    let mut archives = files.lines().filter_map(|line| line.trim_start_matches('\'').split_once("/dists/"));
+    archives.find(|(archive, _)| archive.ends_with("/debian")).map(|(archive, _)| archive.to_owned())
 }
 
 /// Returns the version in the output of `valgrind --version`, such as `valgrind-3.24.0`.
@@ -143,6 +148,14 @@ fn version_of(text: &str) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_archive_of_debian_is_found_among_other_sources() {
+        let files = "'http://mirror.example/debian-security/dists/bookworm-security/InRelease' a_InRelease 0\n\
+                     'http://mirror.example/debian/dists/bookworm/InRelease' b_InRelease 0\n";
+        assert_eq!(archive_of(files).as_deref(), Some("http://mirror.example/debian"));
+        assert_eq!(archive_of("'http://mirror.example/ubuntu/dists/noble/InRelease' a_InRelease 0\n"), None);
+    }
 
     #[test]
     fn versions_are_compared_as_numbers() {
