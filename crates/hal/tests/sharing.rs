@@ -140,14 +140,14 @@ fn a_process_waits_for_an_event_of_another_process() {
 }
 
 /// The user id of an unprivileged user.
-const NOBODY: u32 = 65_534;
+const UNPRIVILEGED_ID: u32 = 65_534;
 
 #[test]
 fn another_user_cannot_write_through_a_read_only_descriptor() {
     if !Ranks::can_change_user() {
         return skipped("only root can start a process as another user");
     }
-    Ranks::of(2).as_user(1, NOBODY).run(test_name!(), |rank| {
+    Ranks::of(2).as_user(1, UNPRIVILEGED_ID).run(test_name!(), |rank| {
         let device = device();
         if rank.id() == 0 {
             let memory = device.allocate(LEN).unwrap();
@@ -174,7 +174,7 @@ fn another_user_cannot_write_through_a_read_only_descriptor() {
             let mode = rustix::fs::fstat(export(&memory, Rights::Read)).unwrap().st_mode;
             assert_eq!(mode & 0o777, 0o600);
         } else {
-            assert_eq!(rustix::process::geteuid().as_raw(), NOBODY);
+            assert_eq!(rustix::process::geteuid().as_raw(), UNPRIVILEGED_ID);
             let (_, fds) = rank.recv(0);
             let [ours, reexported, plain] = &fds[..] else { panic!("not three descriptors") };
             assert_eq!(reopen(plain, OFlags::RDWR).map(drop), Ok(()), "the control can be reopened");

@@ -485,8 +485,8 @@ fn a_skipped_test_is_a_failure_if_ci_is_true() {
 
 #[test]
 fn nodes_are_made_without_root_in_a_user_namespace() {
-    const NOBODY: u32 = 65534;
-    let can = Ranks::can_change_user() && Ranks::can_be_user_namespace_root(NOBODY);
+    const UNPRIVILEGED_ID: u32 = 65534;
+    let can = Ranks::can_change_user() && Ranks::can_be_user_namespace_root(UNPRIVILEGED_ID);
     if !can {
         return wholemem_testkit::skipped(
             "only root can test this, where another user may create user namespaces",
@@ -501,8 +501,8 @@ fn nodes_are_made_without_root_in_a_user_namespace() {
             "--test-threads=1",
         ])
         .env("CI", "true")
-        .uid(NOBODY)
-        .gid(NOBODY)
+        .uid(UNPRIVILEGED_ID)
+        .gid(UNPRIVILEGED_ID)
         .stdout(Stdio::null())
         .status();
     assert!(status.unwrap().success());

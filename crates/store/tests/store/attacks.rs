@@ -16,7 +16,7 @@ use crate::raw_protocol::{connect, hello, request, request_kind, send_now};
 use crate::test_store::TestStore;
 
 /// The id of a user that owns no files.
-pub(crate) const NOBODY: u32 = 65_534;
+pub(crate) const UNPRIVILEGED_ID: u32 = 65_534;
 
 const NAMES: [(&str, usize); 2] = [("small", 1000), ("large", 2 << 20)];
 
@@ -129,7 +129,7 @@ fn intruder(rank: &Rank) {
     // inside.
     let inside = std::fs::read_to_string("/proc/self/uid_map").unwrap();
     let is_namespace_root = inside.split_whitespace().nth(1) == Some("65534");
-    assert_eq!(rustix::process::geteuid().as_raw(), if is_namespace_root { 0 } else { NOBODY });
+    assert_eq!(rustix::process::geteuid().as_raw(), if is_namespace_root { 0 } else { UNPRIVILEGED_ID });
     let parameter = rank.parameter();
     let socket = std::path::Path::new(&parameter);
     let client = Client::connect(socket).unwrap();
@@ -183,7 +183,7 @@ fn another_user_can_read_and_nothing_else() {
     if !Ranks::can_change_user() {
         return skipped("only root can start a process as another user");
     }
-    run_attack(test_name!(), |ranks| ranks.as_user(1, NOBODY));
+    run_attack(test_name!(), |ranks| ranks.as_user(1, UNPRIVILEGED_ID));
 }
 
 #[test]
@@ -191,10 +191,10 @@ fn root_of_a_user_namespace_can_read_and_nothing_else() {
     if !Ranks::can_change_user() {
         return skipped("only root can start a process as another user");
     }
-    if !Ranks::can_be_user_namespace_root(NOBODY) {
+    if !Ranks::can_be_user_namespace_root(UNPRIVILEGED_ID) {
         return skipped("another user cannot have a user namespace here");
     }
-    run_attack(test_name!(), |ranks| ranks.as_user_namespace_root(1, NOBODY));
+    run_attack(test_name!(), |ranks| ranks.as_user_namespace_root(1, UNPRIVILEGED_ID));
 }
 
 fn run_attack(test: &str, intrude: impl Fn(Ranks) -> Ranks) {

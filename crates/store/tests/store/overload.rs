@@ -22,7 +22,7 @@ use wholemem_os::{Deadline, PacketSocket};
 use wholemem_store::{Client, Object};
 use wholemem_testkit::{Rank, Ranks, exhaustive, report, skipped, test_name};
 
-use crate::attacks::NOBODY;
+use crate::attacks::UNPRIVILEGED_ID;
 use crate::raw_protocol::{
     FIRST_AND_MORE, MORE, connect, hello, request, request_kind, request_of, send_now, text, varint,
 };
@@ -404,7 +404,7 @@ fn thousands_of_connections_of_another_user_do_not_exhaust_memory_or_block_other
         let (start, mut spinning) = (held(folder), None);
         for (number, attack) in ATTACKS.into_iter().enumerate() {
             let parameter = format!("{number} {of_attackers} {}", store.socket().display());
-            let as_other_user = |ranks: Ranks, rank| ranks.as_user(rank, NOBODY);
+            let as_other_user = |ranks: Ranks, rank| ranks.as_user(rank, UNPRIVILEGED_ID);
             let ranks = (FIRST_ATTACKER..RANKS).fold(Ranks::of(RANKS), as_other_user);
             ranks.parameter(parameter).run(test, body);
             let ended = Instant::now();
